@@ -1,0 +1,83 @@
+"""The hypergrid: coordinates that only grow, and STOP anywhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from stochflow.env import Enumerable
+from stochflow.errors import UserError
+
+
+class Grid(Enumerable):
+    """States are coordinates in {0..side-1}^ndim; move d adds one to coordinate d; the last move is STOP."""
+
+    def __init__(self, ndim: int = 2, side: int = 8):
+        if ndim < 1:
+            raise UserError(f"a grid needs at least one dimension, not ndim = {ndim}: give --ndim 1 or more")
+        if side < 2:
+            raise UserError(f"a grid of side {side} has nowhere to go: give --side 2 or more")
+        self.ndim, self.side = ndim, side
+        self.state_dim = ndim
+        self.num_moves = ndim + 1
+        self.stop = ndim
+        self.horizon = ndim * (side - 1)
+
+    def initial(self, batch, row=None):
+        device = None if row is None else row.device
+        return torch.zeros(*batch, self.ndim, dtype=torch.long, device=device)
+
+    def moves(self, state: Tensor) -> Tensor:
+        return torch.cat([state < self.side - 1, torch.ones_like(state[..., :1], dtype=torch.bool)], -1)
+
+    def parents(self, state: Tensor) -> Tensor:
+        return torch.cat([state > 0, torch.zeros_like(state[..., :1], dtype=torch.bool)], -1)
+
+    def _axis(self, state: Tensor, move: Tensor) -> Tensor:
+        return (torch.arange(self.ndim, device=state.device) == move.unsqueeze(-1)).long()  # zero for STOP
+
+    def step(self, state: Tensor, move: Tensor) -> Tensor:
+        return (state + self._axis(state, move)).clamp(max=self.side - 1)
+
+    def unstep(self, state: Tensor, move: Tensor) -> Tensor:
+        return (state - self._axis(state, move)).clamp(min=0)
+
+    def features(self, state: Tensor) -> Tensor:
+        return one_hot(state, self.side).flatten(-2).float()
+
+    def all_states(self, row=None) -> Tensor:
+        axes = [torch.arange(self.side)] * self.ndim
+        return torch.cartesian_prod(*axes).reshape(-1, self.ndim)
+
+    def index(self, state: Tensor) -> Tensor:
+        place = self.side ** torch.arange(self.ndim - 1, -1, -1, device=state.device)
+        return (state * place).sum(-1)
+
+    def __repr__(self) -> str:
+        return f"Grid(ndim={self.ndim}, side={self.side})"
+
+
+class Corners:
+    """The grid reward of Bengio et al.: a plateau near each corner and a bright band inside it.
+
+    R = base + 0.5 prod(|x| > 0.5) + 2 prod(0.6 < |x| < 0.8) on x = linspace(-1, 1, side), decided in integers:
+    with d = |2i - (side-1)| the bands are 2d > side-1 and 3(side-1) < 5d < 4(side-1). Floats would round the edges.
+    """
+
+    on_device = True
+
+    def __init__(self, side: int, base: float = 1e-3):
+        self.side, self.base = side, base
+
+    def __call__(self, state: Tensor) -> Tensor:
+        n = self.side - 1
+        d = (2 * state - n).abs()
+        plateau = (2 * d > n).all(-1)
+        return self.base + 0.5 * plateau + 2.0 * self.modes(state)
+
+    def modes(self, state: Tensor) -> Tensor:
+        """[...] True on the bright cells."""
+        n = self.side - 1
+        d = (2 * state - n).abs()
+        return ((5 * d > 3 * n) & (5 * d < 4 * n)).all(-1)

@@ -1,0 +1,100 @@
+"""From trajectories to the `Terms` an objective reads, each computed once and correctly masked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochflow.env import Channel, Env
+from stochflow.ops import NEG, masked_log_softmax, pick
+from stochflow.types import Task, Terms, Trajectories
+
+POSSIBLE = -9.0  # log P(move | action) below which a pair counts as impossible (a softmax never reaches zero)
+
+
+def move_law(env: Env, channel: Channel, state: Tensor, mask: Tensor, log_pi: Tensor, memory: Tensor | None = None) -> Tensor:
+    """log p(move | state) [..., M] of policy and channel together. STOP is exact: it happens when, and only when, meant."""
+    law = channel.marginal(state, env.real_moves(mask), log_pi, memory)
+    if env.stop is None:
+        return law
+    is_stop = torch.arange(env.num_moves, device=mask.device) == env.stop
+    return torch.where(is_stop, log_pi, law)
+
+
+def evaluate(
+    task: Task, policy: Any, dynamics: Any, traj: Trajectories, step: Tensor | None = None, needs: frozenset[str] = frozenset(Terms._fields)
+) -> Terms:
+    """The terms of a batch; `needs` names the fields to fill, the others are None."""
+    env, alive = task.env, traj.alive
+    here = traj.states[:-1]  # [T, S, B, D]
+    context = policy.context(traj.states[0])
+    out = policy.along(traj, context)  # [T+1, S, B, ...]
+    mask = env.moves(here)
+    log_pi = masked_log_softmax(out.forward[:-1], mask)
+    legal = env.real_moves(mask)
+    noisy = alive & (traj.moves != env.stop) if env.stop is not None else alive  # where the channel spoke
+    memory = remembered(dynamics, traj)
+
+    def living(x: Tensor) -> Tensor:
+        return torch.where(alive, x, 0)
+
+    log_pf = log_pf_move = log_k = log_move = log_pb = log_pa = log_flow = entropy = choices = law = None
+    if "log_pf" in needs or "log_pa" in needs:
+        log_pf = living(pick(log_pi, traj.actions))
+    if "log_pf_move" in needs:
+        log_pf_move = living(pick(log_pi, traj.moves))
+    if "log_k" in needs or "log_pa" in needs:
+        with torch.no_grad():
+            log_k = torch.where(noisy, pick(dynamics.log_probs(here, legal, traj.actions.clamp(min=0), memory), traj.moves), 0)
+    if not needs.isdisjoint({"log_move", "log_pa", "law"}):
+        law = move_law(env, dynamics, here, mask, log_pi, memory)
+        log_move = living(pick(law, traj.moves))
+    if "log_pb" in needs:
+        log_pb = torch.zeros_like(log_pi[..., 0])
+        if not env.tree:
+            back = masked_log_softmax(out.backward[1:], env.parents(traj.states[1:]))
+            log_pb = torch.where(noisy, pick(back, traj.moves), 0)
+    if "log_pa" in needs:
+        if out.back_action is None:  # the exact posterior of the action given the move
+            log_pa = torch.where(noisy, log_pf + log_k - log_move, 0)
+        else:
+            log_pa = torch.where(noisy, _learned_posterior(dynamics, here, legal, out.back_action[1:], traj, memory), 0)
+
+    log_reward = task.reward(traj.score, traj.states[-1], step).to(log_pi)  # [S, B]
+    if "log_flow" in needs:
+        ended = torch.cat([torch.zeros_like(alive[:1]), ~alive[1:], torch.ones_like(alive[:1])])
+        log_flow = torch.where(ended, log_reward, out.log_flow)
+    if "entropy" in needs:
+        entropy = living(-(log_pi.exp() * torch.where(mask, log_pi, 0)).sum(-1))
+        choices = living(mask.sum(-1))
+    return Terms(
+        alive, log_pf, log_pf_move, log_k, log_move, log_pb, log_pa, log_flow, policy.log_z(context), log_reward, entropy, choices, law
+    )
+
+
+def remembered(channel: Channel, traj: Trajectories) -> Tensor | None:
+    """The channel's memory before each step, [T, S, B, ...]; None for a channel without memory."""
+    memory = channel.begin(traj.states[0])
+    if memory is None:
+        return None
+    steps = []
+    for t in range(traj.moves.shape[0]):
+        steps.append(memory)
+        memory = channel.remember(memory, traj.states[t], traj.actions[t], traj.moves[t])
+    return torch.stack(steps)
+
+
+def _learned_posterior(dynamics: Channel, here: Tensor, legal: Tensor, head: Tensor, traj: Trajectories, memory: Tensor | None) -> Tensor:
+    """log pi_B(action | move) from a learned head [T, S, B, M, M], on the pairs that can happen and on no others.
+
+    Mass on an impossible pair would give zero loss and a wrong law (docs/method.md, T1).
+    """
+    with torch.no_grad():
+        rows = [dynamics.log_probs(here, legal, torch.full_like(traj.actions, a), memory) for a in range(legal.shape[-1])]
+        arrive = torch.stack([pick(row, traj.moves) for row in rows], -1)  # [T, S, B, M]: log P(the realised move | a)
+    possible = legal & (arrive > POSSIBLE)
+    row = traj.moves.clamp(min=0)[..., None, None].expand(*head.shape[:-2], 1, head.shape[-1])
+    logits = head.gather(-2, row).squeeze(-2)
+    return pick(torch.where(possible, torch.where(possible, logits, NEG).log_softmax(-1), NEG), traj.actions)

@@ -1,0 +1,85 @@
+"""A module's parameters in one block, so that clipping, Adam and averaging are a handful of operators, not one a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatParameters:
+    """Parameters [S, ...] of a module become views of one vector, their gradients of another.
+
+    The average is a power law over the steps, with most weight on about the last eighth: it needs no plan and no schedule.
+    """
+
+    RECENT = 8.0
+
+    def __init__(self, module: nn.Module, lr: float, clip: float):
+        self.named = dict(module.named_parameters())
+        self.clip = clip
+        sizes = [p.numel() for p in self.named.values()]
+        first = next(iter(self.named.values()))
+        self.values = nn.Parameter(torch.empty(sum(sizes), device=first.device))
+        self.values.grad = torch.zeros_like(self.values)
+        self.average = torch.empty_like(self.values, requires_grad=False)
+        self.grads: list[Tensor] = []  # [S, n] views, one a parameter
+        self.slices: dict[str, slice] = {}
+        start = 0
+        with torch.no_grad():
+            for (name, p), size in zip(self.named.items(), sizes, strict=True):
+                here = slice(start, start + size)
+                self.values[here] = p.flatten()
+                p.data = self.values.data[here].view(p.shape)
+                p.grad = self.values.grad[here].view(p.shape)
+                self.grads.append(self.values.grad[here].view(p.shape[0], -1))
+                self.slices[name] = here
+                start += size
+            self.average.copy_(self.values)
+        rate = torch.tensor(lr, dtype=torch.float32, device=first.device)
+        self.optimiser = torch.optim.Adam([self.values], lr=rate, fused=True, capturable=first.is_cuda)
+
+    def zero_grad(self) -> None:
+        assert self.values.grad is not None
+        self.values.grad.zero_()
+
+    @torch.no_grad()
+    def clip_gradient(self) -> Tensor:
+        """Scale each seed's gradient to norm at most `clip`; the norms before that, [S]."""
+        norm = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in self.grads]).square().sum(0).sqrt()
+        scale = (self.clip / norm.clamp(min=1e-12)).clamp(max=1).unsqueeze(1)
+        for g in self.grads:
+            g.mul_(scale)
+        return norm
+
+    @torch.no_grad()
+    def update(self, step: Tensor) -> None:
+        """One Adam step, then the average; `step` = updates before this one."""
+        self.optimiser.step()
+        self.average.lerp_(self.values, (self.RECENT / (step + self.RECENT)).to(self.values.dtype))
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange weights and averages in place."""
+        kept = self.values.clone()
+        self.values.copy_(self.average)
+        self.average.copy_(kept)
+
+    def _vectors(self) -> dict[str, Tensor]:
+        state = self.optimiser.state[self.values]
+        if not state:  # Adam makes its state at the first step; a checkpoint needs it before
+            state["step"] = torch.zeros((), dtype=torch.float32, device=self.values.device)
+            state["exp_avg"] = torch.zeros_like(self.values, requires_grad=False)
+            state["exp_avg_sq"] = torch.zeros_like(self.values, requires_grad=False)
+        return {"weight": self.values.data, "average": self.average, "adam_mean": state["exp_avg"], "adam_square": state["exp_avg_sq"]}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        parts = self._vectors()
+        named = {f"{kind}.{name}": v[here].view(self.named[name].shape) for kind, v in parts.items() for name, here in self.slices.items()}
+        return named | {"adam_step": self.optimiser.state[self.values]["step"]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for kind, vector in self._vectors().items():
+            for name, here in self.slices.items():
+                vector[here].copy_(state[f"{kind}.{name}"].flatten())
+        self.optimiser.state[self.values]["step"].copy_(state["adam_step"])

@@ -1,0 +1,215 @@
+"""Stacked layers, trunks, and the `Policy` that joins a trunk to its heads.
+
+Every parameter is [S, ...]: S independent networks advance in one operator. Row i is initialised from seeds[i] alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, relu
+
+from stochflow.env import Env
+from stochflow.errors import UserError
+from stochflow.types import PolicyOut, Trajectories
+
+Generators = Sequence[torch.Generator]
+
+
+class Linear(nn.Module):
+    """[S, N, in] -> [S, N, out]."""
+
+    def __init__(self, inputs: int, outputs: int, gens: Generators, gain: float = 1.0):
+        super().__init__()
+        bound = gain * math.sqrt(3.0 / inputs)  # variance gain^2 / inputs
+        self.weight = nn.Parameter(torch.stack([torch.empty(inputs, outputs).uniform_(-bound, bound, generator=g) for g in gens]))
+        self.bias = nn.Parameter(torch.zeros(len(gens), 1, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class Embedding(nn.Module):
+    """Row numbers [S, ...] -> [S, ..., width], each seed in its own table."""
+
+    def __init__(self, rows: int, width: int, gens: Generators, std: float = 0.02):
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([torch.empty(rows, width).normal_(0, std, generator=g) for g in gens]))
+
+    def forward(self, index: Tensor) -> Tensor:
+        seeds, rows, width = self.weight.shape
+        shift = (torch.arange(seeds, device=index.device) * rows).view(-1, *[1] * (index.dim() - 1))
+        return embedding(index + shift, self.weight.view(seeds * rows, width))
+
+
+class Trunk(nn.Module):
+    """From states to hidden vectors. `advance` may keep what it needs of the past in its cache."""
+
+    width: int
+
+    def forward(self, state: Tensor, context: Tensor | None) -> Tensor:
+        """[S, N, D] -> [S, N, H]."""
+        raise TypeError(f"{type(self).__name__} must define forward(state, context)")
+
+    def along(self, traj: Trajectories, context: Tensor | None) -> Tensor:
+        """[T+1, S, B, H]: every state of a batch in one pass."""
+        states = traj.states.transpose(0, 1)  # [S, T+1, B, D]
+        seeds, steps, batch, _ = states.shape
+        wide = None if context is None else context.unsqueeze(1).expand(-1, steps, -1, -1).reshape(seeds, steps * batch, -1)
+        hidden = self.forward(states.reshape(seeds, steps * batch, -1), wide)
+        return hidden.view(seeds, steps, batch, -1).transpose(0, 1)
+
+    def begin(self, state: Tensor, context: Tensor | None) -> tuple[Tensor, Any]:
+        return self.forward(state, context), context
+
+    def advance(self, cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[Tensor, Any]:
+        return self.forward(state, cache), cache
+
+
+class Net(Protocol):
+    """The description of a trunk: a value such as `MLP(128, 2)`."""
+
+    def build(self, env: Env, gens: Generators, context: int) -> Trunk: ...
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Fully connected layers on `env.features`."""
+
+    hidden: int = 128
+    layers: int = 2
+
+    def build(self, env: Env, gens: Generators, context: int) -> Trunk:
+        return _MLPTrunk(env, self.hidden, self.layers, gens, context)
+
+
+class _MLPTrunk(Trunk):
+    def __init__(self, env: Env, hidden: int, layers: int, gens: Generators, context: int):
+        super().__init__()
+        self.env, self.width = env, hidden
+        inputs = env.features(env.initial((1,))).shape[-1] + context
+        sizes = [inputs] + [hidden] * layers
+        self.layers = nn.ModuleList(Linear(a, b, gens, gain=math.sqrt(2.0)) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+
+    def forward(self, state, context):
+        x = self.env.features(state)
+        if context is not None:
+            x = torch.cat([x, context], -1)
+        for layer in self.layers:
+            x = relu(layer(x))
+        return x
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """An embedding of the whole state beside an MLP: capacity by memory, for spaces of up to a million states.
+
+    A rough landscape must be memorised; a row a state does it faster than width does.
+    """
+
+    hidden: int = 64
+    layers: int = 2
+    width: int = 16
+
+    def build(self, env: Env, gens: Generators, context: int) -> Trunk:
+        return _LookupTrunk(env, self, gens, context)
+
+
+class _LookupTrunk(Trunk):
+    def __init__(self, env: Any, spec: Lookup, gens: Generators, context: int):
+        super().__init__()
+        if not hasattr(env, "index"):
+            raise UserError("the lookup trunk needs an environment that can be enumerated: use --net mlp here")
+        self.env = env
+        self.mlp = _MLPTrunk(env, spec.hidden, spec.layers, gens, context)
+        self.table = Embedding(interior(env), spec.width, gens, std=1.0 / math.sqrt(spec.width))
+        self.width = spec.hidden + spec.width
+
+    def forward(self, state, context):
+        row = self.env.index(state).clamp(max=self.table.weight.shape[1] - 1)
+        return torch.cat([self.mlp(state, context), self.table(row)], -1)
+
+
+def interior(env: Any) -> int:
+    """How many states come before the first complete one, or all of them: only states with a choice need a row."""
+    complete = env.complete(env.all_states())
+    first = int(complete.to(torch.uint8).argmax())
+    return first if bool(complete[first:].all()) else len(complete)
+
+
+class Policy(nn.Module):
+    """One network, three heads: actions, the move that led here, log-flow; and log Z with a scale of its own.
+
+    Masks are not its business: it returns raw logits.
+    """
+
+    LOG_Z_SCALE = 10.0  # log Z travels far; its own scale lets one learning rate serve everything
+
+    def __init__(
+        self,
+        env: Env,
+        net: Net = MLP(),  # noqa: B008 - a frozen value
+        *,
+        seeds: Sequence[int] = (0,),
+        learned_backward: bool = True,
+        back_action: bool = False,
+    ):
+        super().__init__()
+        self.env = env
+        gens = [torch.Generator().manual_seed(s) for s in seeds]
+        moves = env.num_moves
+        self.trunk = net.build(env, gens, 0)
+        self.sizes = [moves, moves if learned_backward and not env.tree else 0, 1, moves * moves if back_action else 0]
+        self.head = Linear(self.trunk.width, sum(self.sizes), gens, gain=0.1)
+        self.log_z_unit = nn.Parameter(torch.zeros(len(seeds), 1))
+
+    @property
+    def num_seeds(self) -> int:
+        return self.log_z_unit.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.log_z_unit.device
+
+    def context(self, state: Tensor) -> Tensor | None:
+        """[S, B, C], once a batch; None where the environment has no contexts."""
+        return None
+
+    def log_z(self, context: Tensor | None) -> Tensor:
+        """[S, B] or [S, 1]."""
+        return self.LOG_Z_SCALE * self.log_z_unit
+
+    def forward(self, state: Tensor, context: Tensor | None = None) -> PolicyOut:
+        """Any states [S, N, D]."""
+        return self._heads(self.trunk(state, context), context)
+
+    def along(self, traj: Trajectories, context: Tensor | None = None) -> PolicyOut:
+        """All states of a batch in one pass, [T+1, S, B, ...]."""
+        hidden = self.trunk.along(traj, context)
+        steps, seeds, batch, width = hidden.shape
+        out = self._heads(hidden.transpose(0, 1).reshape(seeds, steps * batch, width), None)
+        shaped = [None if x is None else x.view(seeds, steps, batch, *x.shape[2:]).transpose(0, 1) for x in out]
+        return PolicyOut(shaped[0], shaped[1], shaped[2], shaped[3])
+
+    def begin(self, state: Tensor, context: Tensor | None = None) -> tuple[PolicyOut, Any]:
+        """The first state of a rollout and a cache for the next."""
+        hidden, cache = self.trunk.begin(state, context)
+        return self._heads(hidden, context), (cache, context)
+
+    def advance(self, cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[PolicyOut, Any]:
+        """The state after `move` was made at step t."""
+        inner, context = cache
+        hidden, inner = self.trunk.advance(inner, state, move, t)
+        return self._heads(hidden, context), (inner, context)
+
+    def _heads(self, hidden: Tensor, context: Tensor | None) -> PolicyOut:
+        forward, backward, flow, pairs = self.head(hidden).split(self.sizes, -1)
+        moves = self.env.num_moves
+        back = backward if self.sizes[1] else torch.zeros_like(forward)
+        back_action = pairs.unflatten(-1, (moves, moves)) if self.sizes[3] else None
+        return PolicyOut(forward, back, back_action, flow.squeeze(-1) + self.log_z(context))

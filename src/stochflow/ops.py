@@ -1,0 +1,47 @@
+"""Small tensor functions that everything else is made of. Masks are finite, so nothing is ever NaN by masking."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+NEG = -1e9  # the log of "impossible": finite, so that 0 * NEG is 0 and gradients stay finite
+
+
+def masked_log_softmax(logits: Tensor, mask: Tensor) -> Tensor:
+    """Log-probabilities over the allowed entries, NEG elsewhere; [..., M]."""
+    log_p = torch.where(mask, logits, NEG).log_softmax(-1)
+    return torch.where(mask, log_p, NEG)
+
+
+def gumbel_argmax(log_p: Tensor) -> Tensor:
+    """One draw per row from unnormalised log-probabilities [..., M] -> [...]."""
+    noise = torch.empty_like(log_p).exponential_()
+    return (log_p - noise.log()).argmax(-1)
+
+
+def pick(x: Tensor, index: Tensor) -> Tensor:
+    """`x[..., index]` for x [..., M] and index [...]; a negative index (unknown) reads entry 0."""
+    return x.gather(-1, index.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+
+
+def masked_mean(x: Tensor, mask: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Mean over the allowed entries; 0 where there is none. Masked entries may hold anything, NaN included."""
+    total = torch.where(mask, x, 0).sum(dims)
+    return total / mask.sum(dims).clamp(min=1)
+
+
+def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
+    """Quantile along dim 0 of the allowed entries, by linear interpolation and with static shapes.
+
+    Where nothing is allowed the answer is 0.
+    """
+    count = mask.sum(0)  # [...]
+    ordered = torch.where(mask, x, float("inf")).sort(0).values
+    place = q * (count - 1).clamp(min=0).to(x.dtype)
+    low = place.floor().long()
+    high = torch.minimum(low + 1, (count - 1).clamp(min=0))
+    below = ordered.gather(0, low.unsqueeze(0)).squeeze(0)
+    above = ordered.gather(0, high.unsqueeze(0)).squeeze(0)
+    value = below + (place - low) * (above - below)
+    return torch.where(count > 0, value, 0)

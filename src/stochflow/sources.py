@@ -1,0 +1,87 @@
+"""Where a training batch comes from: the policy's own rollouts, a log, or a mixture with replay.
+
+A source `act`s (trajectories, scored or not) and, once the oracle has spoken, `mix`es.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochflow.buffer import Buffer, join
+from stochflow.rollout import rollout
+from stochflow.types import Task, Trajectories
+
+
+class Source(nn.Module):
+    """`scored`: its trajectories carry their scores already, so the oracle is not asked."""
+
+    scored = False
+
+    def act(self, step: Tensor) -> Trajectories:
+        raise TypeError(f"{type(self).__name__} must define act(step)")
+
+    def mix(self, traj: Trajectories) -> Trajectories:
+        return traj
+
+
+class OnPolicy(Source):
+    """Rollouts of the policy with exploration explore / (1 + step / tau): it dies out, and no one needs to know the end."""
+
+    def __init__(self, task: Task, policy: Any, batch: int, explore: float = 0.0, tau: float = 100.0):
+        super().__init__()
+        self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
+        self._policy = [policy]  # held, not owned: its weights are the trainer's to save
+
+    def act(self, step):
+        policy = self._policy[0]
+        explore = self.explore / (1 + step / self.tau) if self.explore > 0 else None
+        return rollout(self.task, policy, self.batch, row=self.rows(policy), explore=explore)
+
+    def rows(self, policy: Any) -> Tensor | None:
+        """A random context for each trajectory; None where there are no contexts."""
+        if self.task.env.contexts is None:
+            return None
+        count = len(self.task.env.contexts)
+        return torch.randint(count, (policy.num_seeds, self.batch), device=policy.device)
+
+
+class Logged(Source):
+    """Trajectories that somebody recorded, drawn with replacement."""
+
+    scored = True
+
+    def __init__(self, log: Trajectories, batch: int):
+        super().__init__()
+        self.log, self.batch = log, batch
+
+    def act(self, step):
+        log = self.log
+        seeds, size = log.score.shape
+        chosen = torch.randint(size, (seeds, self.batch), device=log.score.device)
+
+        def draw(x: Tensor) -> Tensor:  # [T, S, N, ...] -> [T, S, B, ...]
+            index = chosen.view(1, seeds, self.batch, *[1] * (x.dim() - 3)).expand(x.shape[0], -1, -1, *x.shape[3:])
+            return x.gather(2, index)
+
+        score, real = log.score.gather(1, chosen), log.real.gather(1, chosen)
+        return Trajectories(draw(log.states), draw(log.actions), draw(log.moves), draw(log.alive), score, real)
+
+
+class Mixed(Source):
+    """Another source's batch with `replay` trajectories from a buffer beside it; the fresh ones enter the buffer."""
+
+    def __init__(self, source: Source, buffer: Buffer, replay: int):
+        super().__init__()
+        self.source, self.buffer, self.replay = source, buffer, replay
+        self.scored = source.scored
+
+    def act(self, step):
+        return self.source.act(step)
+
+    def mix(self, traj):
+        traj = self.source.mix(traj)
+        self.buffer.add(traj)
+        return join(traj, self.buffer.sample(self.replay))

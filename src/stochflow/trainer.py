@@ -1,0 +1,206 @@
+"""The loop: act, ask the oracle, learn. One iteration is a function without arguments on static tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochflow.buffer import Buffer
+from stochflow.dynamics import Dynamics
+from stochflow.evaluate import evaluate
+from stochflow.flat import FlatParameters
+from stochflow.objectives import Objective
+from stochflow.sources import Source
+from stochflow.types import Task, Terms, Trajectories, World
+
+STATS = (
+    "loss",
+    "dynamics_loss",
+    "grad_norm",
+    "dynamics_grad_norm",
+    "log_z_learned",
+    "mean_score",
+    "mean_log_reward",
+    "mean_length",
+    "entropy",
+    "finite",
+)
+
+
+class Trainer:
+    """Trains policy and dynamics, and keeps a running average of their weights, which is what one evaluates.
+
+    Nothing here knows how many steps are planned: a run is good at any moment and can go on from any moment.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        policy: Any,
+        dynamics: Dynamics,
+        objective: Objective,
+        source: Source,
+        *,
+        lr: float = 1e-3,
+        clip: float = 10.0,
+        dynamics_lr: float = 1e-3,
+        dynamics_clip: float = 10.0,
+        dynamics_buffer: Buffer | None = None,
+        dynamics_rounds: int = 1,
+        dynamics_sample_size: int = 16,
+    ):
+        self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
+        self.dynamics_buffer, self.dynamics_rounds, self.dynamics_sample_size = dynamics_buffer, dynamics_rounds, dynamics_sample_size
+        device = policy.device
+        self.policy_flat = FlatParameters(policy, lr, clip)
+        self.dynamics_flat = FlatParameters(dynamics, dynamics_lr, dynamics_clip) if any(True for _ in dynamics.parameters()) else None
+        self.step = torch.zeros((), dtype=torch.float64, device=device)  # what schedules read
+        self.steps_done = 0  # the same on the host
+        self.oracle_calls = torch.zeros((), dtype=torch.long, device=device)
+        self.raw_stats = torch.zeros(len(STATS), policy.num_seeds, device=device)
+        self.needs = objective.needs | {"entropy"}
+        self.stop_requested = False
+
+    # one iteration ----------------------------------------------------------------------------------------------
+
+    def act(self) -> Trajectories:
+        return self.source.act(self.step)
+
+    def score(self, traj: Trajectories) -> Trajectories:
+        """The oracle's word on what was built."""
+        if self.source.scored:
+            return traj
+        score = self.task.oracle(traj.states[-1]).to(traj.score)
+        self.oracle_calls += score.numel()
+        return Trajectories(traj.states, traj.actions, traj.moves, traj.alive, score, traj.real)
+
+    def learn(self, traj: Trajectories) -> None:
+        batch = self.source.mix(traj)
+        self.policy_flat.zero_grad()
+        terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, self.needs)
+        world = World(self.task, self.policy, self.dynamics, batch, self.step, self._ask)
+        loss = self.objective.loss(terms, world)  # [S]
+        loss.sum().backward()
+        norm = self.policy_flat.clip_gradient()
+        self.policy_flat.update(self.step)
+        dynamics_loss, dynamics_norm = self._learn_dynamics(traj)
+        self._note(batch, terms, loss.detach(), norm, dynamics_loss, dynamics_norm)
+        self.step += 1
+
+    def iterate(self) -> None:
+        self.learn(self.score(self.act()))
+        self.steps_done += 1
+
+    def train(self, until: int, every: int = 100, on_log: Callable[[Trainer], None] | None = None) -> None:
+        """Go on until `until` steps are done in all; `on_log` is called every `every` steps and at the end."""
+        while self.steps_done < until and not self.stop_requested:
+            self.iterate()
+            if on_log is not None and (self.steps_done % every == 0 or self.steps_done == until):
+                on_log(self)
+
+    def _ask(self, states: Tensor, where: Tensor) -> Tensor | None:
+        """Log-rewards beyond those of the batch, for objectives that look at children; counted."""
+        if not getattr(self.task.oracle, "on_device", False):
+            return None
+        self.oracle_calls += where.sum()
+        return self.task.reward(self.task.oracle(states), states, self.step).float()
+
+    def _learn_dynamics(self, fresh: Trajectories) -> tuple[Tensor, Tensor]:
+        """Only from what really happened; from this batch, or from a buffer of earlier ones."""
+        self.dynamics.observe(fresh)
+        if self.dynamics_flat is None:
+            return self.dynamics.loss(fresh), torch.zeros_like(self.raw_stats[0])
+        if self.dynamics_buffer is None:
+            return self._dynamics_step(fresh)
+        self.dynamics_buffer.add(fresh)
+        for _ in range(self.dynamics_rounds):
+            loss, norm = self._dynamics_step(self.dynamics_buffer.sample(self.dynamics_sample_size))
+        return loss, norm
+
+    def _dynamics_step(self, traj: Trajectories) -> tuple[Tensor, Tensor]:
+        assert self.dynamics_flat is not None
+        self.dynamics_flat.zero_grad()
+        loss = self.dynamics.loss(traj)
+        loss.sum().backward()
+        norm = self.dynamics_flat.clip_gradient()
+        self.dynamics_flat.update(self.step)
+        return loss.detach(), norm
+
+    @torch.no_grad()
+    def _note(self, batch: Trajectories, terms: Terms, loss: Tensor, norm: Tensor, dynamics_loss: Tensor, dynamics_norm: Tensor) -> None:
+        length = batch.alive.sum(0).float()
+        log_z = terms.log_flow[0] if terms.log_flow is not None else terms.log_z
+        entropy = terms.entropy.sum((0, 2)) / length.sum(1).clamp(min=1)
+        finite = (torch.isfinite(loss) & torch.isfinite(norm)).float()
+        rows = (
+            loss,
+            dynamics_loss,
+            norm,
+            dynamics_norm,
+            log_z.mean(1),
+            batch.score.mean(1),
+            terms.log_reward.mean(1),
+            length.mean(1),
+            entropy,
+            finite,
+        )
+        self.raw_stats.copy_(torch.stack([r.to(self.raw_stats) for r in rows]))
+
+    @property
+    def stats(self) -> dict[str, Tensor]:
+        """The last iteration's figures, one a seed [S]; reading them is the one place where the device is waited for."""
+        return dict(zip(STATS, self.raw_stats.cpu(), strict=True))
+
+    # weights and state --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, policy and dynamics carry their averaged weights."""
+        flats = [f for f in (self.policy_flat, self.dynamics_flat) if f is not None]
+        for f in flats:
+            f.swap()
+        try:
+            yield
+        finally:
+            for f in flats:
+                f.swap()
+
+    def _parts(self) -> dict[str, nn.Module | FlatParameters | None]:
+        return {
+            "policy": self.policy_flat,
+            "dynamics": self.dynamics_flat,
+            "counts": self.dynamics if self.dynamics_flat is None else None,
+            "source": self.source,
+            "dynamics_buffer": self.dynamics_buffer,
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that changes, flat by name: weights, averages, optimiser, step, random state, buffers, counts."""
+        state: dict[str, Tensor] = {
+            "step": self.step.cpu().clone(),
+            "oracle_calls": self.oracle_calls.cpu().clone(),
+            "stats": self.raw_stats.cpu().clone(),
+            "random.cpu": torch.get_rng_state(),
+        }
+        if self.policy.device.type == "cuda":
+            state["random.cuda"] = torch.cuda.get_rng_state(self.policy.device)
+        for name, part in self._parts().items():
+            if part is not None:
+                state |= {f"{name}.{k}": v.detach().cpu().clone() for k, v in part.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.step.copy_(state["step"])
+        self.steps_done = int(state["step"])
+        self.oracle_calls.copy_(state["oracle_calls"])
+        self.raw_stats.copy_(state["stats"])
+        for name, part in self._parts().items():
+            if part is not None:
+                part.load_state_dict({k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")})
+        torch.set_rng_state(state["random.cpu"])
+        if "random.cuda" in state and self.policy.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random.cuda"], self.policy.device)

@@ -1,0 +1,81 @@
+"""The few tuples that flow through the house.
+
+Shape letters, used in every file:
+    S seeds    B batch    T env.horizon    D state columns    M moves (= actions, STOP included)
+    N any number of states    C context width    H hidden width    F feature width
+States, moves and actions are int64; masks are bool, True = allowed; networks are float32;
+exact laws, floors and metrics are float64. Leading dimensions are batch, always.
+
+`action` is what the agent meant, `move` is what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stochflow.env import Channel, Env
+
+
+class Task(NamedTuple):
+    """What is to be sampled: a geometry of moves, its noise, and a reward on finished objects."""
+
+    env: Env
+    channel: Channel
+    oracle: Callable[[Tensor], Tensor]  # states [..., D] -> score [...]
+    reward: Callable[[Tensor, Tensor, Any], Tensor]  # (score, state, step | None) -> log-reward [...]
+
+
+class PolicyOut(NamedTuple):
+    """Raw network outputs; masks are laid on in `evaluate`, `rollout` and `exact` and nowhere else."""
+
+    forward: Tensor  # [..., M] logits of the actions
+    backward: Tensor  # [..., M] logits of the move that led here
+    back_action: Tensor | None  # [..., M, M] logits of the action (last) given the move, or None: exact posterior
+    log_flow: Tensor  # [...]
+
+
+class Trajectories(NamedTuple):
+    """A batch of ways from the initial state to a finished object."""
+
+    states: Tensor  # [T+1, S, B, D], frozen from the end on
+    actions: Tensor  # [T, S, B], -1 where unknown
+    moves: Tensor  # [T, S, B]
+    alive: Tensor  # [T, S, B] bool: a decision was taken at t
+    score: Tensor  # [S, B] what the oracle said of states[-1]
+    real: Tensor  # [S, B] bool: executed in the world, so it may train the dynamics
+
+
+class Terms(NamedTuple):
+    """Everything an objective may read; [T, S, B] and zero where not alive, unless said.
+
+    A field that the objective does not name in `needs` may be None.
+    """
+
+    alive: Tensor
+    log_pf: Tensor | None  # policy at the intended action
+    log_pf_move: Tensor | None  # policy at the realised move (naive baseline)
+    log_k: Tensor | None  # dynamics at (action, move), detached
+    log_move: Tensor | None  # marginal over actions of policy and (detached) dynamics, at the move
+    log_pb: Tensor | None  # backward policy at the move
+    log_pa: Tensor | None  # backward law of the action given the move
+    log_flow: Tensor | None  # [T+1, S, B], log_reward from the end on
+    log_z: Tensor  # [S, B]
+    log_reward: Tensor  # [S, B]
+    entropy: Tensor | None  # of the policy over legal actions
+    choices: Tensor | None  # number of legal actions
+    law: Tensor | None  # [T, S, B, M] log-probability of every move at each state
+
+
+class World(NamedTuple):
+    """What an objective that looks beyond the trajectory may use (`Objective.loss`)."""
+
+    task: Task
+    policy: Any
+    dynamics: Any
+    trajectories: Trajectories
+    step: Any  # 0-D tensor, the training step the reward ramp reads; None = the final reward
+    ask: Callable[[Tensor, Tensor], Tensor | None]  # (states, where it matters) -> log-reward, counted; None: too slow to ask
