@@ -1,0 +1,200 @@
+"""From a task's settings to a `Task`: the ones that ship, and the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stochflow import config
+from stochflow.channels import Confusion, Exact, Neighbour, Slip
+from stochflow.data import tfbind8
+from stochflow.env import Channel, Enumerable, Env
+from stochflow.envs import Grid, Strings
+from stochflow.envs.grid import Corners
+from stochflow.errors import UserError, did_you_mean
+from stochflow.modes import tfbind8_modes
+from stochflow.oracles import Host, Table
+from stochflow.rewards import Power
+from stochflow.types import Task
+
+
+def build(settings: config.GridTask | config.TFBind8Task) -> Task:
+    """The task that a settings dataclass of `config` describes."""
+    makers: dict[type, Callable[..., Task]] = {config.GridTask: grid_task, config.TFBind8Task: tfbind8_task}
+    maker = makers.get(type(settings))
+    if maker is None:
+        known = ", ".join(t.__name__ for t in makers)
+        raise UserError(f"{settings!r} describes no task that ships: give one of {known}, or load your own with tasks.load")
+    return maker(**asdict(settings))
+
+
+def grid_task(ndim: int = 2, side: int = 8, base: float = 1e-3, stick: float = 0.0, noise: str = "slip", confusion: str = "") -> Task:
+    """The hypergrid with bright corners; R is the oracle's score itself."""
+    if not base > 0:
+        raise UserError(f"base = {base} must be above 0: the reward away from the corners has a logarithm")
+    env = Grid(ndim, side)
+    return Task(env, make_channel(env, stick, noise, confusion), Corners(side, base), Power(beta=1.0, floor=base))
+
+
+def tfbind8_task(
+    stick: float = 0.25,
+    beta: float = 3.0,
+    floor: float = 1e-3,
+    ramp: float = 0.0,
+    table: str = "SIX6_REF_R1",
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """DNA 8-mers scored by a measured landscape; R = max(y, floor)^beta."""
+    env = Strings("ACGT", 8)
+    scores = tfbind8(table)
+    bright = np.zeros(len(scores), dtype=bool)
+    bright[tfbind8_modes(table)] = True
+    return Task(env, make_channel(env, stick, noise, confusion), Table(env, scores, bright), Power(beta, floor, ramp))
+
+
+def strings_task(
+    oracle: Callable[[list[str]], Any],
+    alphabet: str = "ACGT",
+    length: int = 8,
+    min_length: int | None = None,
+    channel: Channel | None = None,
+    reward: Callable[..., Tensor] | None = None,
+) -> Task:
+    """Any `list[str] -> scores` as a task over strings; with `min_length` strings may stop early.
+
+    The reward is the score, but at least 1e-3 (`Power()`); give `Linear()` where scores are logarithms or may be negative.
+    A slow oracle is asked once a sequence after `task = task._replace(oracle=Cached(task.oracle))`.
+    """
+    if not callable(oracle):
+        raise UserError(f"the oracle is {oracle!r}, which cannot be called: give a function from a list of strings to their scores")
+    env = Strings(alphabet, length, min_length)
+    return Task(env, channel or Exact(), Host(oracle, env), reward or Power())
+
+
+def make_channel(env: Env, stick: float, noise: str = "slip", confusion: str = "") -> Channel:
+    """The noise that three flags describe. A confusion table is the whole law by itself, so `stick` plays no part in it."""
+    if noise not in get_args(config.Noise):
+        raise UserError(
+            f"there is no noise {noise!r}{did_you_mean(noise, get_args(config.Noise))}: take one of {', '.join(get_args(config.Noise))}"
+        )
+    if noise != "confusion":
+        if confusion:
+            raise UserError(
+                f"the confusion table {confusion} is not used with --noise {noise}: add --noise confusion or leave the table out"
+            )
+        channel = Slip(stick) if noise == "slip" else Neighbour(stick)  # either refuses a stick outside [0, 1]
+        return Exact() if stick == 0 else channel
+    if not confusion:
+        raise UserError("--noise confusion needs a table: give --confusion FILE.csv, one row an action, one column a move")
+    table = Confusion(confusion)
+    real = env.num_moves - (env.stop is not None)
+    if table.table.shape[0] != real:
+        raise UserError(
+            f"the confusion table {confusion} has {table.table.shape[0]} rows, but {env!r} has {real} moves besides STOP: give one row each"
+        )
+    return table
+
+
+# modes ----------------------------------------------------------------------------------------------------------
+
+
+def task_modes(task: Task) -> Tensor | None:
+    """Positions of the modes in `env.all_states()`, or None where the task does not know them.
+
+    Grid: the bright cells. TFBind8: the greedy set at y >= 0.889 and distance 2 (328 for SIX6_REF_R1). It lists the whole
+    space, so it is for spaces whose law is listed anyway; `oracle.modes(states)` says it of any states.
+    """
+    rule = getattr(task.oracle, "modes", None)
+    if rule is None or not isinstance(task.env, Enumerable):
+        return None
+    bright = rule(task.env.all_states())
+    return None if bright is None else bright.nonzero().squeeze(-1)
+
+
+def mode_regions(task: Task) -> Tensor | None:
+    """For each position of `task_modes`, the number of its connected region (modes one move apart belong together), from 0."""
+    at = task_modes(task)
+    if at is None or not isinstance(task.env, Enumerable):
+        return None
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    env, count = task.env, len(at)
+    place = {int(i): k for k, i in enumerate(at)}
+    state = env.all_states()[at]
+    legal = env.real_moves(env.moves(state))
+    pairs = []
+    for move in range(env.num_moves):
+        child = env.index(env.step(state, torch.full((count,), move)))
+        pairs += [(k, place[int(c)]) for k, c in enumerate(child) if legal[k, move] and int(c) in place]
+    ends = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
+    graph = coo_matrix((torch.ones(len(ends)).numpy(), (ends[:, 0].numpy(), ends[:, 1].numpy())), shape=(count, count))
+    return torch.as_tensor(connected_components(graph, directed=False)[1], dtype=torch.long)
+
+
+# the user's own -------------------------------------------------------------------------------------------------
+
+
+def find(spec: str) -> Callable[..., Any]:
+    """The function that `pkg.module:function` names, searched from the current directory too."""
+    module_name, _, function = spec.partition(":")
+    if not module_name or not function:
+        raise UserError(f"{spec!r} names no task function: write it as package.module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as problem:
+        if problem.name is not None and (module_name == problem.name or module_name.startswith(problem.name + ".")):
+            raise UserError(
+                f"there is no module {problem.name!r} (for the task {spec}): run from the folder that holds it, or install it"
+            ) from None
+        raise UserError(f"the module {module_name} needs {problem.name!r}, which is not installed: install it and try again") from problem
+    except Exception as problem:
+        raise UserError(f"the module {module_name} cannot be imported: {type(problem).__name__}: {problem}") from problem
+    found = getattr(module, function, None)
+    if not callable(found):
+        own = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
+        raise UserError(
+            f"the module {module_name} has no function {function!r}{did_you_mean(function, own)}: it has {', '.join(own) or 'none'}"
+        )
+    return found
+
+
+def load(spec: str, **kwargs: Any) -> Task:
+    """The task that the user's function `pkg.module:function` returns for these keyword arguments."""
+    function = find(spec)
+    parameters = inspect.signature(function).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for word in kwargs:
+            if word not in parameters:
+                raise UserError(
+                    f"the task {spec} takes no {word!r}{did_you_mean(word, parameters)}: it takes {', '.join(parameters) or 'nothing'}"
+                )
+    missing = [
+        n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n not in kwargs
+    ]
+    if missing:
+        raise UserError(f"the task {spec} needs {', '.join(missing)}: give a value, or a default in the function")
+    try:
+        task = function(**kwargs)
+    except UserError:
+        raise
+    except Exception as problem:
+        raise UserError(f"the task function {spec} failed: {type(problem).__name__}: {problem}") from problem
+    if not isinstance(task, Task):
+        raise UserError(
+            f"the task function {spec} returned {type(task).__name__}, not a Task: return strings_task(...) or Task(env, channel, oracle, reward)"
+        )
+    return task
