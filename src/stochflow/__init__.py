@@ -71,7 +71,7 @@ _HOME = {
     "train": "experiment",
     "UserError": "errors",
 }
-__all__ = [*_HOME]  # noqa: PLE0604
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,435 @@
+"""The `stochflow` command. Arguments are parsed before torch is imported; only this module prints.
+
+Exit codes: 0 done, 1 our fault, 2 the user's (one sentence on stderr), 130 interrupted with the run folder whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import logging
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import tyro
+
+from stochflow import __version__
+from stochflow.config import OBJECTIVES, TASKS, Config, Train, UserTask, find_task
+from stochflow.errors import UserError, did_you_mean
+
+COMMANDS = {
+    "train TASK": "train a sampler and measure it against the best that is possible",
+    "resume RUN": "go on with a run, exactly as if it had never stopped",
+    "sample RUN": "draw objects from a trained run, as CSV, FASTA or JSON",
+    "eval RUN": "measure a trained run again",
+    "floor TASK": "how close to the target any sampler can come under the task's noise",
+    "tasks": "list the tasks and the objectives",
+}
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run, exactly as if it had never stopped."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
+    steps: int = 0
+    """total number of training iterations; 0 takes the total that was asked for before"""
+    quiet: bool = False
+    """say only the final figures"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draw objects from a trained run."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 100
+    """how many"""
+    format: Literal["auto", "csv", "fasta", "json"] = "auto"
+    """auto goes by the name of --out, and is CSV without one"""
+    out: Path | None = None
+    """file to write; without it they are printed"""
+    seed: int = 0
+    """the same seed draws the same objects"""
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Measure a trained run again, with its averaged weights."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
+    json: bool = False
+    """print one JSON object"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU where there is one"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(format="stochflow: %(message)s", level=logging.WARNING)
+    try:
+        return _dispatch(words)
+    except UserError as error:
+        _complain(str(error))
+        return 2
+    except KeyboardInterrupt as stop:
+        _complain(str(stop) or "interrupted")
+        return 130
+    except SystemExit as stop:  # tyro's help (0) and its own complaints (2)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        place = getattr(error, "written_to", None)
+        if place is None:
+            traceback.print_exc()
+        where = "please report it" if place is None else f"what was computed is saved, and the details are in {place}"
+        _complain(f"something went wrong inside ({type(error).__name__}: {error}): {where}")
+        return 1
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"stochflow {__version__}")
+        return 0
+    commands = {"train": _train, "resume": _resume, "sample": _sample, "eval": _eval, "floor": _floor, "tasks": _tasks}
+    if words[0] not in commands:
+        raise UserError(f'there is no command "{words[0]}"{did_you_mean(words[0], commands)}: `stochflow --help` lists them')
+    return commands[words[0]](words[1:])
+
+
+def _overview() -> str:
+    rows = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    return (
+        "usage: stochflow COMMAND ...\n\nGenerative flow networks for stochastic worlds: learn to sample in proportion to reward.\n\n"
+        f"{rows}\n\nTASK is one of {', '.join(TASKS)}, or a function of your own as my_module:my_function.\n"
+        "RUN is the folder that `stochflow train` prints. `stochflow train TASK --help` shows every flag.\n\n"
+        "  stochflow train grid --side 8\n  stochflow train tfbind8 --stick 0.25\n"
+    )
+
+
+# parsing --------------------------------------------------------------------------------------------------------
+
+
+def _task_and_flags(command: str, words: list[str]) -> tuple[str, list[str]]:
+    """The task that stands first, and the rest."""
+    if not words or words[0] in ("-h", "--help"):
+        names = "\n".join(f"  {name:<10} {_one_line(task)}" for name, task in TASKS.items())
+        print(f"usage: stochflow {command} TASK [flags]\n\nTASK is one of\n{names}\nor a function of your own as my_module:my_function.\n")
+        print(f"`stochflow {command} TASK --help` shows the task's flags.")
+        raise SystemExit(0 if words else 2)
+    if words[0].startswith("-"):
+        raise UserError(f"the task comes first: stochflow {command} TASK {words[0]} ...")
+    return words[0], words[1:]
+
+
+def _one_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def _settings_class(name: str) -> Any:
+    """A dataclass of the task's flags: one that ships, or made from the signature of the user's function."""
+    if ":" not in name:
+        return find_task(name)
+    from stochflow import tasks
+
+    function = tasks.find(name)
+    try:
+        hints = get_type_hints(function)
+    except NameError as error:
+        raise UserError(f"the types of {name} cannot be read ({error}): import them where the function stands") from error
+    reserved = {f.name for f in dataclasses.fields(Train)} | {"out", "quiet", "config", "json"}
+    fields: list[Any] = []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
+            raise UserError(f'the parameter "{p}" of {name} cannot become a flag: give the function plain keyword parameters')
+        if p.name in reserved:
+            raise UserError(f'the parameter "{p.name}" of {name} is already a flag of every task: rename it')
+        kind = hints.get(p.name, str if p.default in (p.empty, None) else type(p.default))
+        fields.append((p.name, kind) if p.default is p.empty else (p.name, kind, field(default=p.default)))
+    made = dataclasses.make_dataclass(getattr(function, "__name__", "task"), fields, frozen=True)
+    made.__doc__ = _one_line(function) or f"The task that {name} makes."
+    return made
+
+
+def _parse(command: str, name: str, words: list[str], extra: list[Any], train: Train | None, defaults: Any = None) -> Any:
+    """Flags of the task, of training and of the command, side by side and without prefixes."""
+    kind = _settings_class(name)
+    needed = any(f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in dataclasses.fields(kind))
+    task_field: Any = (
+        ("task", kind) if needed and defaults is None else ("task", kind, field(default=kind() if defaults is None else defaults))
+    )
+    fields = [task_field, *([("train", Train, field(default=train))] if train else []), *extra]
+    made = dataclasses.make_dataclass(command, fields, frozen=True, kw_only=True)
+    made.__doc__ = {
+        "train": "Train a sampler. --steps is the total; --out is the run folder itself.",
+        "floor": "The best law any policy can have.",
+    }[command]
+    return tyro.cli(made, args=words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
+
+
+def _as_config(name: str, task: Any, train: Train | None) -> Config:
+    if name not in TASKS:
+        task = UserTask(name, dataclasses.asdict(task))
+    return Config(task, train) if train else Config(task)
+
+
+def _help(text: str) -> Any:
+    return tyro.conf.arg(help=text)
+
+
+# commands -------------------------------------------------------------------------------------------------------
+
+
+def _train(words: list[str]) -> int:
+    saved = _saved_config(words)
+    if saved is not None and (not words or words[0].startswith("-")):
+        words = [saved.task.name, *words]
+    name, flags = _task_and_flags("train", words)
+    if saved is not None and saved.task.name != name:
+        raise UserError(f'the --config file is for the task "{saved.task.name}", not for "{name}"')
+    defaults = None
+    if saved is not None:
+        defaults = _settings_class(name)(**saved.task.settings) if isinstance(saved.task, UserTask) else saved.task
+    base = saved.train if saved else Train(**getattr(TASKS.get(name), "train", {}))
+    extra = [
+        ("out", Annotated[str, _help("the run folder; by default runs/<task>-<objective>-<time>")], field(default="")),
+        ("quiet", Annotated[bool, _help("say only the final figures")], field(default=False)),
+        ("config", Annotated[str, _help("a config.json to take every setting from; flags go before it")], field(default="")),
+    ]
+    asked = _parse("train", name, flags, extra, base, defaults)
+    config = _as_config(name, asked.task, asked.train)
+    from stochflow import experiment
+
+    show = _Progress(asked.quiet)
+    with show:
+        done = experiment.train(config, out=asked.out or None, on_start=show.start, on_progress=show.update)
+    _closing(done.summary, done.files, asked.quiet, done.path)
+    return 0
+
+
+def _saved_config(words: list[str]) -> Config | None:
+    """The file behind --config, read before the flags because it sets their defaults."""
+    path = None
+    for i, word in enumerate(words):
+        if word == "--config" and i + 1 < len(words):
+            path = Path(words[i + 1])
+        elif word.startswith("--config="):
+            path = Path(word.partition("=")[2])
+    if path is None:
+        return None
+    try:
+        return Config.from_dict(json.loads(path.read_text()), str(path))
+    except OSError as error:
+        raise UserError(f"--config {path} cannot be read: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"--config {path} is not JSON: {error}") from error
+
+
+def _resume(words: list[str]) -> int:
+    asked = tyro.cli(Resume, args=words, prog="stochflow resume")
+    from stochflow import experiment
+
+    show = _Progress(asked.quiet)
+    with show:
+        done = experiment.resume(asked.run, asked.steps or None, on_start=show.start, on_progress=show.update)
+    _closing(done.summary, done.files, asked.quiet, done.path)
+    return 0
+
+
+def _sample(words: list[str]) -> int:
+    asked = tyro.cli(Sample, args=words, prog="stochflow sample")
+    if asked.n < 1:
+        raise UserError(f"-n is {asked.n}, but at least one object must be drawn")
+    kind = asked.format
+    if kind == "auto":
+        by_name = {".fasta": "fasta", ".fa": "fasta", ".json": "json"}
+        kind = by_name.get(asked.out.suffix.lower() if asked.out else "", "csv")
+    from stochflow import experiment, export
+
+    rows = experiment.sample_run(asked.run, asked.n, seed=asked.seed)
+    if asked.out is None:
+        export.write_rows(rows, kind, sys.stdout)
+        return 0
+    export.write_file(rows, kind, asked.out)
+    print(asked.out)
+    return 0
+
+
+def _eval(words: list[str]) -> int:
+    asked = tyro.cli(Eval, args=words, prog="stochflow eval")
+    from stochflow import experiment
+
+    found = experiment.evaluate_run(asked.run, device=asked.device)
+    if asked.json:
+        print(json.dumps(found))
+    else:
+        _table(found)
+        print(experiment.verdict(found))
+    return 0
+
+
+def _floor(words: list[str]) -> int:
+    name, flags = _task_and_flags("floor", words)
+    extra = [("json", Annotated[bool, _help("print one JSON object")], field(default=False))]
+    asked = _parse("floor", name, flags, extra, None)
+    config = _as_config(name, asked.task, None)
+    from stochflow import experiment
+
+    found = experiment.floor_of(config)
+    if asked.json:
+        print(json.dumps(found))
+    else:
+        _floor_table(found)
+    return 0
+
+
+def _tasks(words: list[str]) -> int:
+    if words and words[0] in ("-h", "--help"):
+        print("usage: stochflow tasks\n\nList the tasks and the objectives.")
+        return 0
+    if words:
+        raise UserError(f'`stochflow tasks` takes nothing, but was given "{words[0]}"')
+    print("tasks (stochflow train TASK)")
+    for name, task in TASKS.items():
+        print(f"  {name:<12} {_one_line(task)}")
+    print("  MODULE:FUNC  a function of your own that returns a Task; its keyword parameters become flags")
+    print("\nobjectives (--objective)")
+    for name, text in OBJECTIVES.items():
+        print(f"  {name:<12} {text}")
+    return 0
+
+
+# what is shown --------------------------------------------------------------------------------------------------
+
+
+def _complain(sentence: str) -> None:
+    print(f"stochflow: {sentence}", file=sys.stderr)
+
+
+class _Progress:
+    """One live line on a terminal, a plain line at every evaluation otherwise, nothing when quiet."""
+
+    def __init__(self, quiet: bool):
+        self.quiet, self.bar, self.row, self.tv = quiet, None, None, None
+        self.begun, self.first = time.monotonic(), 0
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def start(self, path: Path, step: int, steps: int) -> None:
+        if self.quiet:
+            return
+        print(f"run folder: {path}", flush=True)
+        self.begun, self.first = time.monotonic(), step
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self.bar = Progress(BarColumn(bar_width=24), TextColumn("{task.description}"))
+            self.row = self.bar.add_task("starting", total=steps, completed=step)
+            self.bar.start()
+
+    def update(self, record: dict[str, Any], steps: int) -> None:
+        if self.quiet:
+            return
+        step = record["step"]
+        fresh = record.get("tv") is not None
+        self.tv = record["tv"] if fresh else self.tv
+        rate = (step - self.first) / max(time.monotonic() - self.begun, 1e-9)
+        left = (steps - step) / max(rate, 1e-9)
+        parts = [f"step {step}/{steps}", f"loss {_number(record.get('loss'))}"]
+        parts += [] if self.tv is None else [f"TV {_number(self.tv)}"]
+        parts += [f"{rate:.0f} it/s" if rate >= 10 else f"{rate:.2g} it/s", f"{int(left) // 60}:{int(left) % 60:02d} left"]
+        line = "  ".join(parts)
+        if self.bar is not None:
+            self.bar.update(self.row, completed=step, description=line)
+        elif fresh or "elbo" in record or step == steps:
+            print(line, flush=True)
+
+
+SHOWN = {  # the final table: key -> what it says
+    "tv": "TV to the target",
+    "floor_tv": "best achievable TV",
+    "excess_tv": "excess over the best",
+    "naive_tv": "TV of a perfect sampler that ignores the noise",
+    "limit_tv": "TV this objective converges to",
+    "floor_tv_reverse_kl": "TV of the reverse-KL optimum",
+    "kl_target_model": "KL(target || learned)",
+    "kl_model_target": "KL(learned || target)",
+    "log_z_error": "error of log Z",
+    "elbo": "ELBO (lower bound of log Z)",
+    "eubo": "EUBO (upper bound of log Z)",
+    "spearman": "rank correlation of probability and reward",
+    "dynamics_tv": "error of the learned noise (TV)",
+    "modes": "modes found",
+    "expected_modes": "modes expected",
+    "mean_score": "mean score",
+    "top_score": "mean of the 100 best scores",
+}
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or value == 0:
+        return str(value)
+    return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
+
+
+def _table(found: dict[str, Any]) -> None:
+    rows = []
+    for key, text in SHOWN.items():
+        if found.get(key) is None:
+            continue
+        value = _number(found[key])
+        if found.get(f"{key}_low") is not None:
+            value += f"  [{_number(found[f'{key}_low'])}, {_number(found[f'{key}_high'])}]"
+        note = {"floor_tv": found.get("floor_kind"), "modes": f"of {found.get('modes_all')} in {found.get('samples')} samples"}.get(key)
+        rows.append(f"  {text:<48} {value}{f'  ({note})' if note else ''}")
+    if found.get("floor_tv") is None and found.get("floor_reason"):
+        rows.append(f"  {'best achievable TV':<48} -  ({found['floor_reason']})")
+    print("\n".join(rows))
+
+
+def _floor_table(found: dict[str, Any]) -> None:
+    columns = ("tv", "l1", "kl_target_model", "kl_model_target")
+    print(f"  {'':<34}" + "".join(f"{c:>17}" for c in columns))
+    kind = f"best achievable ({found['floor_kind']})" if found.get("floor_kind") else "best achievable"
+    laws = [(kind, found), ("reverse-KL optimum", found.get("reverse_kl")), ("ignoring the noise (naive)", found.get("naive"))]
+    for name, row in laws:
+        if row is not None:
+            print(f"  {name:<34}" + "".join(f"{_number(row.get(c)):>17}" for c in columns))
+    if found.get("floor_reason"):
+        print(f"\nThe best achievable law is not known here: {found['floor_reason']}.")
+
+
+def _closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path) -> None:
+    from stochflow import experiment
+
+    if quiet:
+        keys = ("tv", "floor_tv", "excess_tv", "elbo")
+        print("  ".join([f"{k} {_number(summary[k])}" for k in keys if summary.get(k) is not None] + [f"run {path}"]))
+        return
+    print()
+    _table(summary)
+    print("\n" + experiment.verdict(summary))
+    print("\nwritten:")
+    for file in files:
+        print(f"  {file}")

@@ -1,0 +1,280 @@
+"""What a command or a task can be told, as frozen dataclasses: the CLI's flags, the Python API and `config.json` alike.
+
+No torch here: `stochflow --help` reads this module and answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from stochflow import __version__
+from stochflow.errors import UserError, did_you_mean
+
+FORMAT = 1  # of config.json; a reader refuses a newer one
+
+OBJECTIVES = {
+    "tb": "trajectory balance, marginal over actions",
+    "db": "detailed balance, marginal over actions",
+    "subtb": "sub-trajectory balance, marginal over actions",
+    "logvar": "variance of the trajectory residual: no log Z to learn",
+    "stb": "stochastic trajectory balance (joint over actions)",
+    "sdb": "stochastic detailed balance as published (joint over actions)",
+    "ssubtb": "stochastic sub-trajectory balance (joint over actions)",
+    "flow-kl": "detached state-level flow KL: reaches the forward-KL optimum where the target is out of reach",
+    "naive-tb": "baseline: trajectory balance that takes the realised move for its own choice",
+    "naive-db": "baseline: detailed balance that takes the realised move for its own choice",
+    "intended-tb": "baseline: trajectory balance that takes its action for what happened",
+    "intended-db": "baseline: detailed balance that takes its action for what happened",
+}
+Objective = Literal["tb", "db", "subtb", "logvar", "stb", "sdb", "ssubtb", "flow-kl", "naive-tb", "naive-db", "intended-tb", "intended-db"]
+Noise = Literal["slip", "neighbour", "confusion"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """How to train; the same for every task."""
+
+    steps: int = 2000
+    """total number of training iterations"""
+    batch: int = 64
+    """trajectories an iteration"""
+    lr: float = 2e-3
+    """learning rate of policy and flow"""
+    objective: Objective = "db"
+    """what is minimised; `stochflow tasks` lists them"""
+    seed: int = 0
+    """the run's seed; row i of --seeds starts from seed + i"""
+    seeds: int = 1
+    """how many independent runs to train at once"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU where there is one"""
+    net: Literal["mlp", "lookup"] = "mlp"
+    """the policy's trunk; lookup embeds whole prefixes, for short strings"""
+    hidden: int = 128
+    """width of the trunk"""
+    layers: int = 2
+    """hidden layers of the trunk"""
+    backward: Literal["learned", "uniform"] = "learned"
+    """backward policy; strings need none"""
+    explore: float = 0.1
+    """probability of a uniform action at the start; falls as explore / (1 + step / explore_tau)"""
+    explore_tau: float = 100.0
+    """steps after which exploration has halved"""
+    clip: float = 10.0
+    """largest gradient norm of policy and flow, for each seed"""
+    subtb_lambda: float = 0.9
+    """geometric weight of longer sub-trajectories"""
+    replay: float = 0.0
+    """fraction of each batch that comes from the replay buffer"""
+    replay_size: int = 10_000
+    """trajectories the replay buffer keeps"""
+    replay_priority: bool = False
+    """draw half of the replayed trajectories from the best tenth by score"""
+    dynamics: Literal["neural", "tabular", "known"] = "neural"
+    """how the noise is modelled; ignored where there is none"""
+    dynamics_lr: float = 2e-3
+    """learning rate of the neural dynamics"""
+    dynamics_clip: float = 10.0
+    """largest gradient norm of the neural dynamics, for each seed"""
+    dynamics_off_pol: bool = False
+    """train the dynamics from a replay buffer instead of the current batch"""
+    dynamics_off_pol_rounds: int = 1
+    """dynamics updates an iteration, with --dynamics-off-pol"""
+    dynamics_sample_size: int = 16
+    """trajectories a dynamics update, with --dynamics-off-pol"""
+    log_every: int = 100
+    """iterations between two lines of metrics.jsonl"""
+    eval_every: int = 500
+    """iterations between two exact evaluations"""
+    save_every: int = 500
+    """iterations between two checkpoints"""
+    compile: bool = False
+    """torch.compile the rollout step and the loss (CUDA)"""
+    threads: int = 0
+    """CPU threads; 0 leaves torch's own choice"""
+
+    def check(self) -> None:
+        """Refuse what cannot be trained with; `Config` calls it, and so nothing else needs to."""
+        for name, hint in get_type_hints(Train).items():
+            _check_type("--" + name.replace("_", "-"), getattr(self, name), hint)
+        at_least_one = (
+            "steps batch seeds hidden layers replay_size dynamics_off_pol_rounds dynamics_sample_size log_every eval_every save_every"
+        )
+        for name in at_least_one.split():
+            self._need(name, getattr(self, name) >= 1, "a whole number of at least 1")
+        for name in ("lr", "explore_tau", "clip", "subtb_lambda", "dynamics_lr", "dynamics_clip"):
+            self._need(name, getattr(self, name) > 0, "a number above 0")
+        self._need("explore", 0 <= self.explore <= 1, "a probability between 0 and 1")
+        self._need("replay", 0 <= self.replay < 1, "a fraction of at least 0 and below 1")
+        self._need("threads", self.threads >= 0, "0 or more")
+        self._need("seed", 0 <= self.seed < 2**31, "a whole number from 0 to 2147483647")
+
+    def _need(self, name: str, good: bool, want: str) -> None:
+        value = getattr(self, name)
+        if not good or (isinstance(value, float) and not math.isfinite(value)):
+            raise UserError(f"--{name.replace('_', '-')} is {value}, but it must be {want}")
+
+
+@dataclass(frozen=True)
+class GridTask:
+    """Hypergrid with bright corners: coordinates grow one step at a time, STOP anywhere."""
+
+    ndim: int = 2
+    """dimensions"""
+    side: int = 8
+    """cells along each dimension"""
+    base: float = 1e-3
+    """reward away from the corners"""
+    stick: float = 0.0
+    """probability that the world ignores the intended action"""
+    noise: Noise = "slip"
+    """what happens then: a uniform legal move, a neighbouring one, or a draw from --confusion"""
+    confusion: str = ""
+    """CSV of an action x move table, for --noise confusion"""
+
+    name: ClassVar[str] = "grid"
+    train: ClassVar[dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class TFBind8Task:
+    """DNA 8-mers that bind a transcription factor: 65,536 measured sequences."""
+
+    stick: float = 0.25
+    """probability that the synthesiser appends a uniform base instead of the intended one"""
+    beta: float = 3.0
+    """reward exponent: R = max(score, floor)^beta"""
+    floor: float = 1e-3
+    """smallest score"""
+    ramp: float = 0.0
+    """steps over which the exponent grows from 1 to beta (the sources' l2r); 0: at once"""
+    table: str = "SIX6_REF_R1"
+    """which table: one that ships, or the path of one made by scripts/build_tfbind8.py"""
+    noise: Noise = "slip"
+    """what the noise does: a uniform letter, a neighbouring one, or a draw from --confusion"""
+    confusion: str = ""
+    """CSV of an action x move table, for --noise confusion"""
+
+    name: ClassVar[str] = "tfbind8"
+    train: ClassVar[dict[str, Any]] = {"net": "lookup", "batch": 1024, "lr": 5e-3, "hidden": 64, "steps": 1500}
+
+
+TASKS: dict[str, type] = {t.name: t for t in (GridTask, TFBind8Task)}
+
+
+@dataclass(frozen=True)
+class UserTask:
+    """A task of the user's own: the function `module:function`, and the keyword arguments it is called with."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    train: ClassVar[dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run: saved as `config.json` in the run folder and read back from it."""
+
+    task: Any
+    train: Train = field(default_factory=Train)
+    command: str = "train"
+
+    def __post_init__(self) -> None:
+        self.train.check()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `config.json` holds."""
+        return {
+            "format": FORMAT,
+            "version": __version__,
+            "command": self.command,
+            "task": {"name": self.task.name, **(self.task.settings if isinstance(self.task, UserTask) else dataclasses.asdict(self.task))},
+            "train": dataclasses.asdict(self.train),
+        }
+
+    @staticmethod
+    def from_dict(data: Any, where: str = "the configuration") -> Config:
+        """Read it back; what is unknown, mistyped or from a newer version is named."""
+        if not isinstance(data, dict) or not isinstance(data.get("task"), dict) or "name" not in data["task"]:
+            raise UserError(f'{where} is not a configuration: it needs {{"task": {{"name": ...}}, "train": {{...}}}}')
+        if not isinstance(data.get("format", FORMAT), int) or data.get("format", FORMAT) > FORMAT:
+            raise UserError(f"{where} has format {data['format']}, but stochflow {__version__} reads up to {FORMAT}: upgrade stochflow")
+        _refuse_unknown(data, ["format", "version", "command", "task", "train"], where)
+        train = data.get("train", {})
+        if not isinstance(train, dict):
+            raise UserError(f'{where}: "train" must be an object of settings, not {train!r}')
+        own = dict(data["task"])
+        task = task_of(str(own.pop("name")), own, f"{where}, task")
+        return Config(task, train_for(task, train, f"{where}, train"), str(data.get("command", "train")))
+
+
+def configure(task: str | Any, /, **settings: Any) -> Config:
+    """A configuration from a task's name (or its dataclass) and any of its and the training's settings, as the command takes them."""
+    training = [f.name for f in dataclasses.fields(Train)]
+    own = {k: v for k, v in settings.items() if k not in training}
+    rest = {k: v for k, v in settings.items() if k in training}
+    if not isinstance(task, str):
+        _refuse_unknown(own, training, "train")
+    elif task in TASKS:
+        fields = [f.name for f in dataclasses.fields(TASKS[task])]
+        _refuse_unknown(own, [*fields, *training], f"the settings of {task}")
+    made = task_of(task, own) if isinstance(task, str) else task
+    return Config(made, train_for(made, rest))
+
+
+def task_of(name: str, settings: dict[str, Any], where: str = "task") -> Any:
+    """The settings of a task: a dataclass of this module, or a `UserTask` for `module:function`."""
+    if ":" in name:
+        return UserTask(name, settings)
+    return _from_keys(find_task(name), settings, where)
+
+
+def train_for(task: Any, settings: dict[str, Any], where: str = "train") -> Train:
+    """How to train this task: its own defaults, then these settings."""
+    return _from_keys(Train, {**task.train, **settings}, where)
+
+
+def find_task(name: str) -> Any:
+    """The dataclass of a task that ships."""
+    if name not in TASKS:
+        hint = did_you_mean(name, TASKS)
+        raise UserError(f'there is no task "{name}"{hint}: `stochflow tasks` lists them, and your own is given as my_module:my_function')
+    return TASKS[name]
+
+
+def _from_keys(cls: Any, settings: dict[str, Any], where: str) -> Any:
+    names = [f.name for f in dataclasses.fields(cls)]
+    _refuse_unknown(settings, names, where)
+    hints = get_type_hints(cls)
+    for key, value in settings.items():
+        _check_type(f'{where}: "{key}"', value, hints[key])
+    return cls(**settings)
+
+
+def _refuse_unknown(settings: dict[str, Any], known: list[str], where: str) -> None:
+    for key in settings:
+        if key not in known:
+            raise UserError(f'{where}: "{key}" is not a setting{did_you_mean(key, known)}')
+
+
+def _check_type(what: str, value: Any, hint: Any) -> None:
+    """Refuse a value of the wrong kind; only plain kinds are checked."""
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            words = ", ".join(map(str, get_args(hint)))
+            raise UserError(f"{what} is {value!r}{did_you_mean(str(value), map(str, get_args(hint)))}, but it must be one of {words}")
+        return
+    if hint is float:
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    elif hint is int:
+        good = isinstance(value, int) and not isinstance(value, bool)
+    elif hint in (str, bool):
+        good = isinstance(value, hint)
+    else:
+        return
+    if not good:
+        raise UserError(f"{what} is {value!r}, but it must be of type {hint.__name__}")
