@@ -1,0 +1,208 @@
+"""Oracles: what they answer, what they refuse, and how often they are asked."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from stochflow.envs import Grid, Strings
+from stochflow.errors import UserError
+from stochflow.oracles import Cached, Command, Host, Table
+
+DNA2 = Strings("ACGT", 2)
+
+
+def gc(texts):
+    return [sum(c in "GC" for c in t) / len(t) for t in texts]
+
+
+def test_table_reads_each_states_own_score():
+    env = Grid(2, 3)
+    oracle = Table(env, torch.arange(9) * 0.5)
+    states = env.all_states()
+    assert torch.equal(oracle(states), torch.arange(9) * 0.5)
+    shuffled = torch.randperm(9)
+    assert torch.equal(oracle(states[shuffled].reshape(3, 3, 2)), (shuffled * 0.5).reshape(3, 3))  # any leading dims, any order
+
+
+def test_table_of_full_strings_is_the_base_k_number():
+    oracle = Table(DNA2, range(16))
+    assert oracle(DNA2.encode(["AA", "AC", "CA", "TT"])).tolist() == [0, 1, 4, 15]
+    assert oracle(DNA2.encode(["AA"])).dtype == torch.float32
+
+
+def test_table_never_gives_an_unfinished_string_a_neighbours_score():
+    oracle = Table(DNA2, range(16))
+    assert oracle(DNA2.initial((3,))).isnan().all()
+    assert oracle(DNA2.all_states()[:5]).isnan().all()  # the empty string and the four of one letter
+
+
+def test_table_moves_to_a_device_once():
+    oracle = Table(DNA2, range(16))
+    states = DNA2.encode(["GT"])
+    oracle(states)
+    copy = oracle._moved[states.device]
+    oracle(states)
+    assert oracle._moved[states.device] is copy
+
+
+@pytest.mark.gpu
+def test_table_can_be_captured():
+    oracle = Table(DNA2, range(16))
+    states = DNA2.encode(["GT", "AC"]).cuda()
+    oracle(states)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = oracle(states)
+    states.copy_(DNA2.encode(["TT", "CA"]))
+    graph.replay()
+    assert out.tolist() == [15, 4]
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [(range(99), ["at most 21", "(99,)"]), ([[1.0, 2.0]], ["(1, 2)"]), ([0.0] * 15 + [math.nan], ["score 15", "nan"]), ([], ["(0,)"])],
+)
+def test_table_refuses_scores_that_do_not_fit(scores, words):
+    with pytest.raises(UserError) as error:
+        Table(DNA2, scores)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_host_is_asked_once_a_batch_and_counts_objects():
+    batches = []
+    oracle = Host(lambda texts: batches.append(texts) or gc(texts), DNA2)
+    states = DNA2.encode(["AA", "AC", "GC", "AC", "TT", "CG"]).reshape(2, 3, 2)
+    assert oracle(states).tolist() == [[0.0, 0.5, 1.0], [0.5, 0.0, 1.0]]
+    assert batches == [["AA", "AC", "GC", "AC", "TT", "CG"]]
+    oracle(states[0])
+    assert oracle.calls == 9  # six, then three: steps x batch and no more
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda t: np.array(gc(t)), lambda t: torch.tensor(gc(t)), lambda t: (x for x in gc(t)), lambda t: [True, False]]
+)
+def test_host_takes_whatever_holds_numbers(answer):
+    score = Host(answer, DNA2)(DNA2.encode(["GC", "AT"]))
+    assert score.tolist() == [1.0, 0.0]
+    assert score.dtype == torch.float32
+
+
+def boom(texts):
+    raise ZeroDivisionError("no such fold")
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda t: [0.5, math.nan], ["'AT'", "sample 1", "NaN"]),
+        (lambda t: [math.inf, 0.5], ["'GC'", "sample 0", "inf"]),
+        (lambda t: [0.5, -1e300], ["'AT'", "-1e+300"]),  # finite, but not in float32
+        (lambda t: [0.5, None], ["'AT'", "no score", "every sequence"]),
+        (lambda t: [{"GC": 1.0}[x] for x in t], ["'AT'", "no score", "every sequence"]),
+        (lambda t: [{"GC": 1.0}.get(x) for x in t], ["'AT'", "no score"]),
+        (lambda t: [0.5], ["1 scores for 2", "'GC'"]),
+        (lambda t: np.ones((2, 3)), ["'GC'", "shape (3,)"]),
+        (lambda t: np.ones((2, 1)), ["'GC'", "shape (1,)"]),
+        (lambda t: ["high", "low"], ["'high'", "'GC'"]),
+        (lambda t: None, ["'GC'", "NoneType"]),
+        (boom, ["'GC'", "ZeroDivisionError", "no such fold"]),
+    ],
+)
+def test_host_names_the_sample_and_the_value(fn, words):
+    with pytest.raises(UserError) as error:
+        Host(fn, DNA2)(DNA2.encode(["GC", "AT"]))
+    message = str(error.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+
+
+def test_host_chains_the_users_own_exception():
+    with pytest.raises(UserError) as error:
+        Host(boom, DNA2)(DNA2.encode(["GC"]))
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_host_needs_an_environment_with_texts():
+    with pytest.raises(UserError, match="state tensors"):
+        Host(gc, Grid(2, 4))
+
+
+def test_cached_asks_about_each_text_once():
+    asked = []
+    oracle = Cached(Host(lambda t: asked.extend(t) or gc(t), DNA2))
+    first = oracle(DNA2.encode(["AA", "GC", "AA"]))
+    second = oracle(DNA2.encode(["GC", "CA"]))
+    assert first.tolist() == [0.0, 1.0, 0.0]
+    assert second.tolist() == [1.0, 0.5]
+    assert asked == ["AA", "GC", "CA"]
+    assert (oracle.calls, oracle.hits) == (3, 2)
+
+
+def test_cached_keeps_what_was_paid_for_when_a_sample_fails(tmp_path):
+    file = tmp_path / "oracle.jsonl"
+    known = {"AA": 0.25, "GC": 0.75}
+    asked = []
+    oracle = Cached(Host(lambda t: asked.extend(t) or [known.get(x) for x in t], DNA2), file)
+    with pytest.raises(UserError, match="'TT'"):
+        oracle(DNA2.encode(["AA", "TT", "GC"]))
+    again = Cached(Host(boom, DNA2), file)  # a new process: the file speaks, the oracle is not needed
+    assert again(DNA2.encode(["GC", "AA"])).tolist() == [0.75, 0.25]
+    assert again.calls == 0
+    known["TT"] = 0.5  # mended: only the missing one is asked for
+    asked.clear()
+    assert oracle(DNA2.encode(["AA", "TT", "GC"])).tolist() == [0.25, 0.5, 0.75]
+    assert asked == ["TT"]
+    assert [json.loads(line) for line in file.read_text().splitlines()][-1] == {"text": "TT", "score": 0.5}
+
+
+def test_cached_survives_a_line_cut_short(tmp_path):
+    file = tmp_path / "oracle.jsonl"
+    file.write_text('{"text": "AA", "score": 0.25}\n{"text": "GC", "sco')
+    oracle = Cached(Host(gc, DNA2), file)
+    assert oracle(DNA2.encode(["AA", "GC"])).tolist() == [0.25, 1.0]
+    assert [json.loads(line)["text"] for line in file.read_text().splitlines()] == ["AA", "GC"]
+
+
+def test_cached_names_a_line_that_is_no_answer(tmp_path):
+    file = tmp_path / "oracle.jsonl"
+    file.write_text('{"text": "AA", "score": 0.25}\nhello\n')
+    with pytest.raises(UserError, match="line 2"):
+        Cached(Host(gc, DNA2), file)
+
+
+def python(code):
+    return f'"{sys.executable}" -c "{code}"'
+
+
+def test_command_scores_by_lines():
+    length = python("import sys; [print(line.count('G')) for line in sys.stdin]")
+    oracle = Host(Command(length), DNA2)
+    assert oracle(DNA2.encode(["GG", "AG", "TT"])).tolist() == [2.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import sys; sys.exit('out of licences')", ["status 1", "out of licences", "'GG'"]),
+        ("print(1)", ["1 lines for 2"]),
+        ("print(1); print('many')", ["'many'", "'AG'"]),
+        ("print(1); print('nan')", ["'AG'", "NaN"]),
+    ],
+)
+def test_command_says_what_went_wrong(code, words):
+    with pytest.raises(UserError) as error:
+        Host(Command(python(code)), DNA2)(DNA2.encode(["GG", "AG"]))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_command_refuses_sequences_that_are_not_lines():
+    env = Strings("a\n", 2)
+    with pytest.raises(UserError, match="line break"):
+        Host(Command("cat"), env)(env.encode(["a\n"]))
