@@ -27,8 +27,10 @@ from stochflow.rewards import Power
 from stochflow.types import Task
 
 
-def build(settings: config.GridTask | config.TFBind8Task) -> Task:
+def build(settings: config.GridTask | config.TFBind8Task | config.UserTask) -> Task:
     """The task that a settings dataclass of `config` describes."""
+    if isinstance(settings, config.UserTask):
+        return load(settings.name, **settings.settings)
     makers: dict[type, Callable[..., Task]] = {config.GridTask: grid_task, config.TFBind8Task: tfbind8_task}
     maker = makers.get(type(settings))
     if maker is None:
@@ -172,7 +174,7 @@ def find(spec: str) -> Callable[..., Any]:
     return found
 
 
-def load(spec: str, **kwargs: Any) -> Task:
+def load(spec: str, /, **kwargs: Any) -> Task:
     """The task that the user's function `pkg.module:function` returns for these keyword arguments."""
     function = find(spec)
     parameters = inspect.signature(function).parameters

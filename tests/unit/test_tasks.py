@@ -11,7 +11,7 @@ import torch
 
 from stochflow import tasks
 from stochflow.channels import Confusion, Exact, Neighbour, Slip
-from stochflow.config import GridTask, TFBind8Task
+from stochflow.config import GridTask, TFBind8Task, UserTask
 from stochflow.data import tfbind8
 from stochflow.envs import Grid, Strings
 from stochflow.envs.grid import Corners
@@ -233,6 +233,7 @@ def test_load_calls_the_users_function(module):
     assert task.env.length == 6
     assert task.oracle(task.env.encode(["GGGAAA"])).tolist() == [0.5]
     assert tasks.load("my_pkg.designs:needs", length=3).env.length == 3
+    assert tasks.build(UserTask("my_pkg.designs:gc_content", {"length": 7})).env.length == 7
 
 
 @pytest.mark.parametrize(
