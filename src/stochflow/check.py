@@ -38,17 +38,17 @@ def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0
     """
     _attributes(env)
     walks = _walks(env, samples, seed)  # [W, T+1, D]
-    _finished(env, walks)
     met = walks.flatten(0, 1).unique(dim=0)
+    _beginning(env, walks[:, 0])
+    edges = _all_edges(env, met)  # before the horizon: a wrong mask also makes walks too long
     _batch_dims(env, met)
-    everything = _list_states(env, walks, largest)
-    states = met if everything is None else everything
-    edges, width = 0, env.features(states[:1]).shape[-1]
-    for part in states.split(_together(env)):
-        edges += _geometry(env, part, width)
-    if everything is not None:
-        _enumeration(env, everything, met)
-    return Checked(len(states), edges, everything is not None)
+    _ending(env, walks[:, -1])
+    states = _list_states(env, walks, largest)
+    if states is None:
+        return Checked(len(met), edges, False)
+    edges = _all_edges(env, states)
+    _enumeration(env, states, met)
+    return Checked(len(states), edges, True)
 
 
 def _together(env: Env) -> int:
@@ -105,18 +105,20 @@ def _walks(env: Env, count: int, seed: int) -> Tensor:
     return torch.stack(path, 1)
 
 
-def _finished(env: Env, walks: Tensor) -> None:
-    first, last = walks[:, 0], walks[:, -1]
+def _ending(env: Env, last: Tensor) -> None:
     going = ~env.complete(last)
     if bool(going.any()):
         raise UserError(
             f"after {env.horizon} moves {_show(env, last[going][0])} of {env!r} can still go on: "
             "set horizon to the longest number of moves, or let moves() end it"
         )
+
+
+def _beginning(env: Env, first: Tensor) -> None:
     if bool(env.complete(first).any()):
         raise UserError(f"the initial {_show(env, first[0])} of {env!r} has nothing to decide: let moves() allow a move other than STOP")
     came = env.parents(first)
-    if came.shape == (len(first), env.num_moves) and bool(came.any()):
+    if bool(came.any()):
         row, move = came.nonzero()[0].tolist()
         raise UserError(f"parents() says that move {move} leads to the initial {_show(env, first[row])}: nothing may come before it")
 
@@ -137,8 +139,14 @@ def _batch_dims(env: Env, states: Tensor) -> None:
         functions["index()"] = lambda s, m, b: env.index(s)
     for name, call in functions.items():
         row = call(state, move, back)
-        block = call(state.view(2, 3, -1), move.view(2, 3), back.view(2, 3))
-        one = call(state[0], move[0], back[0])
+        try:
+            block = call(state.view(2, 3, -1), move.view(2, 3), back.view(2, 3))
+            one = call(state[0], move[0], back[0])
+        except Exception as problem:
+            raise UserError(
+                f"{name} of {env!r} fails ({type(problem).__name__}: {problem}) on states [2, 3, D] or on one state [D], though not on [6, D]: "
+                "treat all leading dimensions as batch"
+            ) from problem
         if block.shape != (2, 3, *row.shape[1:]) or one.shape != row.shape[1:]:
             raise UserError(
                 f"{name} of {env!r} gives shape {tuple(block.shape)} for states [2, 3, D] and {tuple(one.shape)} for one state [D], "
@@ -156,6 +164,12 @@ def _batch_dims(env: Env, states: Tensor) -> None:
 
 def _same(a: Tensor, b: Tensor) -> Tensor:
     return (a == b).all(-1)
+
+
+def _all_edges(env: Env, states: Tensor) -> int:
+    """The number of edges that leave these states, each checked."""
+    width = env.features(states[:1]).shape[-1]
+    return sum(_geometry(env, part, width) for part in states.split(_together(env)))
 
 
 def _geometry(env: Env, state: Tensor, width: int) -> int:
