@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stochflow import metrics
-from stochflow.channels import Exact, Slip
+from stochflow.channels import Exact, Neighbour, Slip
 from stochflow.env import Channel
 from stochflow.exact import Graph, TargetLaw, channel_table, flows, invert, law_from_log_pi, law_from_moves, target_law
 from stochflow.ops import NEG
@@ -99,7 +99,7 @@ def floor(task: Task, graph: Graph | None = None, target: TargetLaw | None = Non
     graph = graph or Graph(task.env)
     target = target or target_law(graph, task)
     channel = task.channel
-    noisy = not (isinstance(channel, Exact) or (isinstance(channel, Slip) and channel.alpha == 0))
+    noisy = not (isinstance(channel, Exact) or (isinstance(channel, (Slip, Neighbour)) and channel.alpha == 0))
     tree = graph.is_tree
     log_flow, log_q = flows(graph, target.log_reward)
     ways = invert(graph, channel, log_q)[1]
