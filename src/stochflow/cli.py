@@ -378,7 +378,7 @@ SHOWN = {  # the final table: key -> what it says
     "dynamics_tv": "error of the learned noise (TV)",
     "modes": "modes found",
     "expected_modes": "modes expected",
-    "mean_score": "mean score",
+    "sample_score": "mean score",
     "top_score": "mean of the 100 best scores",
 }
 
@@ -388,8 +388,8 @@ def _number(value: Any) -> str:
         return "-"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    if isinstance(value, int) or value == 0:
-        return str(value)
+    if value == int(value) and abs(value) < 1e5:
+        return str(int(value))
     return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
 
 

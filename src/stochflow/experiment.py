@@ -1,0 +1,437 @@
+"""From a configuration to a run: what the command line and Python both call."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochflow import export, objectives, tasks
+from stochflow.buffer import Buffer
+from stochflow.check import check_channel, check_env, check_oracle
+from stochflow.config import Config, Train, UserTask, configure
+from stochflow.dynamics import Dynamics, Known, Neural, Tabular
+from stochflow.errors import UserError
+from stochflow.evaluate import evaluate
+from stochflow.measure import Yardstick, forked, is_noisy, not_better, scored, summarise, verdict
+from stochflow.nets import MLP, Lookup, Policy
+from stochflow.objectives import DetailedBalance, FlowKL, LogVariance, Objective, SubTrajectoryBalance, TrajectoryBalance
+from stochflow.rollout import rollout
+from stochflow.runs import Run, environment
+from stochflow.sources import Mixed, OnPolicy, Source
+from stochflow.trainer import Trainer
+from stochflow.types import Task, Trajectories
+
+__all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "open_run", "resume", "sample_run", "train", "verdict"]
+
+IN_PYTHON = "python"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
+DESIGNS = 100  # best objects written at the end
+CHUNK = 10_000  # objects sampled together
+
+OnStart = Callable[[Path, int, int], None]  # the run folder, the step it starts from, the total
+OnProgress = Callable[[dict[str, Any], int], None]  # a record of metrics.jsonl, the total
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was asked to stop, and did, between two iterations and with everything saved."""
+
+
+class Diverged(UserError):
+    """Every seed's loss has left the finite numbers."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves behind."""
+
+    path: Path
+    summary: dict[str, Any]
+    files: list[Path]
+    experiment: Experiment
+
+    def sample(self, n: int, seed: int = 0) -> list[dict[str, Any]]:
+        """`n` objects from the averaged policy."""
+        return list(self.experiment.sample(n, seed))
+
+
+# building -------------------------------------------------------------------------------------------------------
+
+
+def make_objective(settings: Train) -> Objective:
+    """The value behind the word: the command line alone speaks in words."""
+    word = settings.objective
+    if word == "flow-kl":
+        return FlowKL()
+    form, base = objectives.MARGINAL, word
+    for prefix, meant in (("naive-", objectives.REALISED), ("intended-", objectives.INTENDED)):
+        if word.startswith(prefix):
+            form, base = meant, word.removeprefix(prefix)
+    if word in ("stb", "sdb", "ssubtb"):
+        form, base = objectives.JOINT, word[1:]
+    if base == "subtb":
+        return SubTrajectoryBalance(settings.subtb_lambda, form)
+    return {"tb": TrajectoryBalance, "db": DetailedBalance, "logvar": LogVariance}[base](form)
+
+
+def make_task(settings: Any) -> Task:
+    """The task that a configuration names."""
+    if not isinstance(settings, UserTask):
+        return tasks.build(settings)
+    if settings.name == IN_PYTHON:
+        raise UserError("this run's task was made in Python and cannot be rebuilt from its folder: open it there, with task=...")
+    return tasks.load(settings.name, **settings.settings)
+
+
+def pick_device(word: str) -> torch.device:
+    """`auto` is cuda where there is one, else cpu."""
+    if word == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda was asked for, but torch sees no CUDA device: use --device cpu")
+    return torch.device("cuda" if word == "cuda" or (word == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+class Experiment:
+    """A configuration made into tensors: the task, its trainer, and what it is measured against."""
+
+    def __init__(self, config: Config, task: Task | None = None, device: str | None = None):
+        t = config.train
+        self.config = config
+        self.device = pick_device(device or t.device)
+        if t.threads:
+            torch.set_num_threads(t.threads)
+        self.task = make_task(config.task) if task is None else task
+        self.yardstick = Yardstick(self.task, self.device)
+        torch.manual_seed(t.seed)  # the run's one stream; networks are initialised from each row's own seed
+        rows = [t.seed + i for i in range(t.seeds)]
+        env = self.task.env
+        objective = make_objective(t)
+        net = Lookup(t.hidden, t.layers) if t.net == "lookup" else MLP(t.hidden, t.layers)
+        self.policy = Policy(env, net, seeds=rows, learned_backward=t.backward == "learned", back_action=objective.form.back_action)
+        self.policy.to(self.device)
+        self.dynamics = self._make_dynamics(rows)
+        off_policy = t.dynamics_off_pol and isinstance(self.dynamics, Neural)
+        self.trainer = Trainer(
+            self.task,
+            self.policy,
+            self.dynamics,
+            objective,
+            self._make_source(),
+            lr=t.lr,
+            clip=t.clip,
+            dynamics_lr=t.dynamics_lr,
+            dynamics_clip=t.dynamics_clip,
+            dynamics_buffer=self._make_buffer(0.0) if off_policy else None,
+            dynamics_rounds=t.dynamics_off_pol_rounds,
+            dynamics_sample_size=t.dynamics_sample_size,
+        )
+
+    def _make_dynamics(self, rows: list[int]) -> Dynamics:
+        env, word = self.task.env, self.config.train.dynamics
+        made: Dynamics
+        if word == "known" or not is_noisy(self.task):
+            made = Known(env, self.task.channel)
+        else:
+            made = Tabular(env, rows) if word == "tabular" else Neural(env, rows)
+        return made.to(self.device)
+
+    def _make_buffer(self, priority: float) -> Buffer:
+        t = self.config.train
+        if t.replay_size < t.batch:
+            raise UserError(f"--replay-size {t.replay_size} does not hold one --batch of {t.batch}: make it larger")
+        return Buffer(self.task.env, t.replay_size, t.seeds, priority).to(self.device)
+
+    def _make_source(self) -> Source:
+        t = self.config.train
+        replayed = round(t.replay * t.batch)
+        if replayed >= t.batch:
+            raise UserError(f"--replay {t.replay} of --batch {t.batch} leaves no fresh trajectory: lower it")
+        fresh = OnPolicy(self.task, self.policy, t.batch - replayed, t.explore, t.explore_tau)
+        if replayed == 0:
+            return fresh
+        return Mixed(fresh, self._make_buffer(0.5 if t.replay_priority else 0.0), replayed)
+
+    # looking ----------------------------------------------------------------------------------------------------
+
+    def measure(self, final: bool = False) -> dict[str, Any]:
+        """The figures of the averaged weights at this step; the same step always gives the same figures."""
+        t = self.config.train
+        with self.trainer.averaged():
+            each, known, self.drawn = self.yardstick.measure(self.policy, self.dynamics, self._look_seed(), final)
+        each["log_z_learned"] = self.trainer.stats["log_z_learned"]
+        if final or self.yardstick.floor_is_quick:
+            known |= self.yardstick.floor_figures(t.objective, t.backward)
+        if final:
+            known |= {"objective": t.objective, "net": t.net, "oracle_calls": int(self.trainer.oracle_calls)}
+        return {"step": self.trainer.steps_done, **summarise(each, known)}
+
+    def _look_seed(self) -> int:
+        return (self.config.train.seed * 1_000_003 + self.trainer.steps_done + 1) % 2**31
+
+    def sample(self, n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Rows of `n` objects drawn from the averaged policy through the channel, spread evenly over the seeds."""
+        seeds = self.config.train.seeds
+        width = len(str(n))
+        made = 0
+        while made < n:
+            batch = min(CHUNK, math.ceil((n - made) / seeds))
+            with self.trainer.averaged(), forked(seed + made, self.device):
+                rows = self.rows(scored(self.yardstick.task, rollout(self.yardstick.task, self.policy, batch)))
+            for row in rows[: n - made]:
+                made += 1
+                yield {"id": f"design_{made:0{max(4, width)}d}", **row}
+
+    @torch.no_grad()
+    def rows(self, traj: Trajectories) -> list[dict[str, Any]]:
+        """One row an object: what it is, its score, its log-reward, and the log-probability of the way it was built."""
+        task = self.yardstick.task
+        terms = evaluate(task, self.policy, Known(task.env, task.channel), traj, None, frozenset({"log_move"}))
+        assert terms.log_move is not None
+
+        def flat(x: Tensor) -> list[Any]:  # [S, B] -> rows in the order in which the seeds take turns
+            return x.transpose(0, 1).flatten(0, 1).cpu().tolist()
+
+        log_pf, states = terms.log_move.double().sum(0), traj.states[-1]
+        if hasattr(task.env, "decode"):
+            what, named = task.env.decode(states.transpose(0, 1)), "sequence"
+        else:
+            what, named = flat(states), "state"
+        values = zip(what, flat(traj.score), flat(terms.log_reward), flat(log_pf), strict=True)
+        return [{named: w, "score": round(s, 6), "log_reward": round(r, 6), "log_pf": round(p, 6)} for w, s, r, p in values]
+
+    def best_designs(self) -> list[dict[str, Any]]:
+        """The best different objects among those last drawn, by score."""
+        with self.trainer.averaged():
+            rows = self.rows(self.drawn)
+        different = {str(next(iter(r.values()))): r for r in rows}
+        ordered = sorted(different.values(), key=lambda r: (-r["score"], str(next(iter(r.values())))))[:DESIGNS]
+        return [{"id": f"design_{i:04d}", **r} for i, r in enumerate(ordered, 1)]
+
+
+# running --------------------------------------------------------------------------------------------------------
+
+
+def train(
+    task: Config | Task | str | Any,
+    /,
+    out: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    on_start: OnStart | None = None,
+    **settings: Any,
+) -> Result:
+    """Train into a new run folder. `task` is a Config, a task's name, its settings, or a `Task`; the rest as the flags.
+
+    >>> train("grid", side=8, stick=0.25, steps=500, out="runs/mine")
+    """
+    given = task if isinstance(task, Task) else None
+    config = task if isinstance(task, Config) else configure(UserTask(IN_PYTHON) if given is not None else task, **settings)
+    made = make_task(config.task) if given is None else given
+    if isinstance(config.task, UserTask):
+        check_at_the_door(made)
+    experiment = Experiment(config, made)
+    with Run.create(out or default_folder(config), config) as run:
+        run.write("environment.json", environment(experiment.device.type))
+        return _Session(experiment, run, on_progress, on_start).go(config.train.steps)
+
+
+def resume(
+    path: str | Path,
+    steps: int | None = None,
+    on_progress: OnProgress | None = None,
+    on_start: OnStart | None = None,
+    task: Task | None = None,
+) -> Result:
+    """Go on until `steps` iterations are done in all: the same run, bit for bit on CPU, as if it had never stopped."""
+    with Run.open(path, write=True) as run:
+        total = run.config.train.steps if steps is None else steps
+        config = Config(run.config.task, dataclasses.replace(run.config.train, steps=total), run.config.command)
+        found = run.load()
+        if found is not None and total < found.step:
+            raise UserError(f"{path} has already done {found.step} steps, but --steps {total} is the total asked for: give a larger one")
+        threads = (run.read("environment.json") or {}).get("threads")
+        if threads and not config.train.threads:
+            torch.set_num_threads(threads)  # sums are bitwise repeatable only with the same number of threads
+        experiment = Experiment(config, task)
+        session = _Session(experiment, run, on_progress, on_start)
+        if found is not None:
+            experiment.trainer.load_state_dict(found.tensors)
+            session.best = found.scalars.get("best_so_far")
+        run.truncate_metrics(experiment.trainer.steps_done)
+        run.config = config
+        run.write("config.json", config.to_dict())
+        return session.go(total)
+
+
+def open_run(path: str | Path, task: Task | None = None, device: str = "auto") -> Experiment:
+    """A trained run, ready to look at or to sample from; nothing in its folder is changed."""
+    run = Run.open(path)
+    found = run.load()
+    if found is None:
+        raise UserError(f"{path} has no checkpoint yet: train it further with `stochflow resume {path}`")
+    experiment = Experiment(run.config, task, device)
+    state = torch.random.get_rng_state()
+    experiment.trainer.load_state_dict(found.tensors)
+    torch.random.set_rng_state(state)
+    return experiment
+
+
+def evaluate_run(path: str | Path, device: str = "auto", task: Task | None = None) -> dict[str, Any]:
+    """The figures of a trained run, from its averaged weights."""
+    return open_run(path, task, device).measure(final=True)
+
+
+def sample_run(path: str | Path, n: int, seed: int = 0, task: Task | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of `n` objects from a trained run."""
+    return open_run(path, task).sample(n, seed)
+
+
+def floor_of(config: Config) -> dict[str, Any]:
+    """The best achievable law of a task, beside the naive one."""
+    yardstick = Yardstick(make_task(config.task), torch.device("cpu"))
+    if not yardstick.exact:
+        raise UserError("the floor needs a space that can be listed, and this one is too large or its oracle too slow: make it smaller")
+    return yardstick.floor.to_json()
+
+
+def default_folder(config: Config) -> Path:
+    """runs/<task>-<objective>-<time>; a second run within the same second gets a number."""
+    name = config.task.name.replace(":", ".")
+    stem = f"{name}-{config.train.objective}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("runs") / stem, 2
+    while path.exists():
+        path, number = Path("runs") / f"{stem}-{number}", number + 1
+    return path
+
+
+def check_at_the_door(task: Task) -> None:
+    """What a user brought must hold together; asked before a folder is made. The tasks that ship are held by the test suite."""
+    check_env(task.env)
+    check_channel(task.channel, task.env)
+    check_oracle(task)
+
+
+class _Session:
+    """One stretch of training into a run folder: logs, looks, saves, and stops when asked to."""
+
+    def __init__(self, experiment: Experiment, run: Run, on_progress: OnProgress | None, on_start: OnStart | None):
+        self.experiment, self.run, self.on_progress, self.on_start = experiment, run, on_progress, on_start
+        self.trainer = experiment.trainer
+        self.best: float | None = None  # lower is better: TV, or minus the ELBO
+        self.total = 0
+        self.begun = time.monotonic()
+
+    def go(self, total: int) -> Result:
+        self.total = total
+        t = self.experiment.config.train
+        if self.on_start is not None:
+            self.on_start(self.run.path, self.trainer.steps_done, total)
+        try:
+            with self._stoppable():
+                self.trainer.train(total, math.gcd(t.log_every, t.eval_every, t.save_every), self._between)
+                if self.trainer.stop_requested:
+                    self._save()
+                    raise Interrupted(
+                        f"interrupted at step {self.trainer.steps_done}, everything saved: "
+                        f"go on with `stochflow resume {self.run.path} --steps {total}`"
+                    )
+                return self._finish()
+        except Diverged:
+            raise  # nothing worth keeping has happened since the last checkpoint
+        except UserError as error:
+            with contextlib.suppress(Exception):  # the error that stopped us is the one to tell
+                self._save()
+            raise UserError(f"{error} (stopped at step {self.trainer.steps_done}; what was learned is kept in {self.run.path})") from error
+        except Exception as error:
+            file = self.run.path / "error.txt"
+            with contextlib.suppress(OSError):
+                file.write_text(traceback.format_exc())
+                error.written_to = file  # type: ignore[attr-defined]
+            with contextlib.suppress(Exception):
+                self._save()
+            raise
+
+    def _between(self, trainer: Trainer) -> None:
+        """Between two iterations: a log line, a look, a checkpoint, where they are due."""
+        t, step = self.experiment.config.train, trainer.steps_done
+        last = step == self.total
+        look = step % t.eval_every == 0 and not last  # the last look, line and checkpoint are those of _finish
+        if (step % t.log_every == 0 or look) and not last:
+            record = self._stats()
+            if look:
+                record |= self.experiment.measure()
+            self._tell(record)
+            if look:
+                self._keep_if_best(record)
+        if step % t.save_every == 0 and not last:
+            self._save()
+
+    def _stats(self) -> dict[str, Any]:
+        stats = self.trainer.stats
+        if not bool(stats["finite"].any()):
+            raise Diverged(
+                f"the loss is not finite at step {self.trainer.steps_done}: lower --lr or --clip and train again; "
+                f"the checkpoints in {self.run.path} are from before"
+            )
+        calls = int(self.trainer.oracle_calls)
+        fixed = {"time": round(time.monotonic() - self.begun, 3), "oracle_calls": calls}
+        medians = {k: float(v[torch.isfinite(v)].median()) for k, v in stats.items() if bool(torch.isfinite(v).any())}
+        return {"step": self.trainer.steps_done, **fixed, **medians}
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        self.run.log(record)
+        if self.on_progress is not None:
+            self.on_progress(record, self.total)
+
+    def _keep_if_best(self, record: dict[str, Any]) -> None:
+        elbo = record.get("elbo")
+        value = record["tv"] if record.get("tv") is not None else (None if elbo is None else -elbo)
+        if not not_better(value, self.best):
+            self.best = value
+            self._save(best=True)
+
+    def _save(self, best: bool = False) -> Path:
+        return self.run.save(self.trainer.steps_done, self.trainer.state_dict(), best=best, best_so_far=self.best)
+
+    def _finish(self) -> Result:
+        """The figures of the last average, never of the best; then the files a person wants."""
+        checkpoint = self._save()  # first: what follows may take long, and what was learned is safe
+        found = self.experiment.measure(final=True)
+        self._tell(self._stats() | found)
+        self._keep_if_best(found)
+        files = [checkpoint, self._write_designs("csv")]
+        if hasattr(self.experiment.task.env, "decode"):
+            files.append(self._write_designs("fasta"))
+        files.append(self.run.write("summary.json", found | {"seconds": round(time.monotonic() - self.begun, 1)}))
+        files += [self.run.path / name for name in ("config.json", "environment.json", "metrics.jsonl")]
+        return Result(self.run.path, found, files, self.experiment)
+
+    def _write_designs(self, kind: str) -> Path:
+        return export.write_file(self.experiment.best_designs(), kind, self.run.path / f"samples.{kind}")
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """The first Ctrl-C (or a scheduler's SIGTERM) ends training between two iterations; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: object) -> None:
+            if self.trainer.stop_requested:
+                raise KeyboardInterrupt(f"interrupted at once; the last checkpoint in {self.run.path} is whole")
+            self.trainer.stop_requested = True
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
