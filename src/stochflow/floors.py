@@ -23,7 +23,7 @@ from stochflow.types import Task
 
 FEASIBLE = 1e-6  # total variation below which the target counts as reached: what a linear program resolves
 GAP = 1e-11  # nats to which a state's projection is proved optimal
-LP_VARIABLES = 20_000  # action flows beyond which the linear program is not tried (64 x 64 cells: 8,000 of them, some 5 s; 8^4: 14,000, 20 s)
+LP_VARIABLES = 20_000  # action flows beyond which no program is tried (64 x 64 cells: 8,000, some 5 s; 8^4: 14,000, 20 s)
 LP_SECONDS = 60.0
 
 
