@@ -307,7 +307,7 @@ def plot_samples(model: GFlowNet, n: int = 10_000, path: str | Path = "samples.p
         cells, _ = model._walk(torch.zeros(n, dtype=torch.long, device=device), model.log_probs())
     share = torch.bincount(cells[:, -1].cpu(), minlength=env.state_dim) / n
 
-    figure = Figure(figsize=(9.2, 4.6), layout="constrained")
+    figure = Figure(figsize=(9.6, 5.2), layout="compressed")
     FigureCanvasAgg(figure)  # no window and no pyplot: the caller's own figures and backend stay as they are
     panels = {"target: reward / Z": env.target, f"{n:,} samples of the model": share.double()}
     top = max(float(x.max()) for x in panels.values())
@@ -318,7 +318,7 @@ def plot_samples(model: GFlowNet, n: int = 10_000, path: str | Path = "samples.p
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.yaxis.get_major_locator().set_params(integer=True)
     axes[0].set_ylabel("row (Down)")
-    figure.colorbar(image, ax=axes, label="probability of a cell", pad=0.02)
+    figure.colorbar(image, ax=axes, label="probability of a cell", shrink=0.9)
     figure.suptitle(f"{env.size} x {env.size} grid: exact total variation from the target {exact_tv(model):.1e}")
     path = Path(path)
     try:
