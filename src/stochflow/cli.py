@@ -251,7 +251,7 @@ def _sample(words: list[str]) -> int:
     asked = tyro.cli(Sample, args=words, prog="stochflow sample")
     if asked.n < 1:
         raise UserError(f"-n is {asked.n}, but at least one object must be drawn")
-    kind = asked.format
+    kind: str = asked.format
     if kind == "auto":
         by_name = {".fasta": "fasta", ".fa": "fasta", ".json": "json"}
         kind = by_name.get(asked.out.suffix.lower() if asked.out else "", "csv")
@@ -321,7 +321,10 @@ class _Progress:
     """One live line on a terminal, a plain line at every evaluation otherwise, nothing when quiet."""
 
     def __init__(self, quiet: bool):
-        self.quiet, self.bar, self.row, self.tv = quiet, None, None, None
+        self.quiet = quiet
+        self.bar: Any = None  # rich's, on a terminal
+        self.row: Any = None
+        self.tv: float | None = None  # the last one measured
         self.begun, self.first = time.monotonic(), 0
 
     def __enter__(self) -> _Progress:

@@ -35,7 +35,7 @@ from stochflow.types import Task, Trajectories
 
 __all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "open_run", "resume", "sample_run", "train", "verdict"]
 
-IN_PYTHON = "python"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
+IN_PYTHON = "python:task"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
 DESIGNS = 100  # best objects written at the end
 CHUNK = 10_000  # objects sampled together
 
@@ -70,7 +70,7 @@ class Result:
 
 def make_objective(settings: Train) -> Objective:
     """The value behind the word: the command line alone speaks in words."""
-    word = settings.objective
+    word: str = settings.objective
     if word == "flow-kl":
         return FlowKL()
     form, base = objectives.MARGINAL, word
@@ -81,7 +81,8 @@ def make_objective(settings: Train) -> Objective:
         form, base = objectives.JOINT, word[1:]
     if base == "subtb":
         return SubTrajectoryBalance(settings.subtb_lambda, form)
-    return {"tb": TrajectoryBalance, "db": DetailedBalance, "logvar": LogVariance}[base](form)
+    kinds: dict[str, Callable[[objectives.Form], Objective]] = {"tb": TrajectoryBalance, "db": DetailedBalance, "logvar": LogVariance}
+    return kinds[base](form)
 
 
 def make_task(settings: Any) -> Task:

@@ -72,7 +72,7 @@ class Yardstick:
     def _listable(self) -> bool:
         env = self.task.env
         count = count_states(env)
-        if count is None or count > LISTED or env.contexts is not None:
+        if not isinstance(env, Enumerable) or count is None or count > LISTED or env.contexts is not None:
             return False
         first = env.initial((1,), torch.zeros(1, dtype=torch.long, device=self.device))
         if self.task.channel.begin(first) is not None:

@@ -1,0 +1,108 @@
+"""Promises the package makes as a whole: its names, its start-up, its metadata."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import stochflow
+
+ROOT = Path(__file__).parents[2]
+
+NAMES = """Env Enumerable Channel Exact Slip Neighbour Confusion Grid Strings Task Power Linear Policy Known Tabular Neural rollout
+    backward_rollout evaluate TrajectoryBalance DetailedBalance SubTrajectoryBalance LogVariance FlowKL Buffer Trainer check_env check_channel
+    check_oracle strings_task grid_task tfbind8_task exact_law floor train UserError""".split()
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_public_names_are_these():
+    assert sorted(stochflow.__all__) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_there(name):
+    found = getattr(stochflow, name)
+    home = importlib.import_module(f"stochflow.{stochflow._HOME[name]}")
+    assert found is getattr(home, name)
+    assert callable(found)
+
+
+def test_functions_are_not_hidden_by_the_modules_they_live_in():
+    """`stochflow.rollout` is a function and a module; the function wins, whatever was imported first."""
+    code = "import stochflow.trainer, stochflow.rollout, stochflow; from stochflow import rollout, evaluate; print(callable(rollout), callable(evaluate))"
+    assert python(code).split() == ["True", "True"]
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = stochflow.nonsense
+
+
+HEAVY = ("torch", "numpy", "scipy", "matplotlib", "pandas")
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["train", "grid", "--help"], ["resume", "--help"], ["tasks"], []], ids=" ".join
+)
+def test_help_answers_at_once_and_without_torch(words):
+    code = (
+        "import sys, time, io, contextlib, json; begun = time.perf_counter()\n"
+        "import stochflow\n"
+        "from stochflow.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        f"    code = main({words!r})\n"
+        f"print(json.dumps([code, len(out.getvalue()), [m for m in {HEAVY!r} if m in sys.modules]]))"
+    )
+    begun = time.perf_counter()
+    code_, length, heavy = json.loads(python(code))
+    assert (code_, heavy) == (0, [])
+    assert length > 100
+    assert time.perf_counter() - begun < 5  # under one second alone; CI shares its cores
+
+
+def test_the_engine_needs_torch_numpy_and_scipy_alone():
+    """Importing the core brings in nothing that an extra, the command line or a picture needs."""
+    core = "types ops env channels envs oracles rewards nets dynamics rollout evaluate objectives buffer exact floors metrics modes check trainer runs tasks"
+    code = f"import sys\nfor m in {core.split()!r}: __import__('stochflow.' + m)\nprint([m for m in ('tyro','matplotlib','pandas','Bio','rapidfuzz','safetensors','logomaker') if m in sys.modules])"
+    assert python(code).strip() == "[]"
+
+
+def test_version_is_said_once_and_the_same_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == stochflow.__version__ == metadata.version("stochflow")
+    assert f"version: {stochflow.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {stochflow.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_dependency_of_the_tested_set_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    pinned = {re.split("==", line)[0].lower().replace("_", "-") for line in lines}
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line) for line in lines)  # exact, and no local version
+    wanted = [*project["dependencies"], *[d for extra in project["optional-dependencies"].values() for d in extra]]
+    names = {re.match(r"[A-Za-z0-9._-]+", d).group().lower().replace("_", "-") for d in wanted}
+    assert names - pinned == set()
+    assert "torch==2.13.0" in lines
+
+
+def test_the_package_is_typed():
+    assert (Path(stochflow.__file__).parent / "py.typed").exists()
+
+
+def test_ci_runs_the_two_commands_and_nothing_hidden():
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make lint", "make test"]

@@ -1,0 +1,268 @@
+"""The command line, end to end on small tasks: what is written, what is printed, and that resuming changes nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+import torch
+
+from stochflow import experiment, tasks
+from stochflow.cli import main
+from stochflow.config import configure
+from stochflow.errors import UserError
+from stochflow.runs import Run
+
+SMALL = ["--steps", "30", "--log-every", "10", "--eval-every", "10", "--save-every", "10", "--batch", "16", "--hidden", "16"]
+KEYS = """tv l1 mean_l1 kl_target_model kl_model_target floor_tv floor_kind floor_tv_reverse_kl limit_tv naive_tv excess_tv
+          log_z_error modes expected_modes""".split()
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    """A small finished run under noise."""
+    path = tmp_path_factory.mktemp("runs") / "noisy"
+    assert main(["train", "grid", "--side", "4", "--stick", "0.25", "--out", str(path), "--quiet", *SMALL]) == 0
+    return path
+
+
+def test_a_run_folder_holds_everything(noisy):
+    names = {p.name for p in noisy.iterdir()} - {".lock"}
+    assert names == {"config.json", "environment.json", "metrics.jsonl", "checkpoints", "samples.csv", "summary.json"}
+    kept = sorted(p.name for p in (noisy / "checkpoints").iterdir())
+    assert kept == ["best.safetensors", "step-00000020.safetensors", "step-00000030.safetensors"]
+    environment = json.loads((noisy / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["threads"] == torch.get_num_threads()
+    assert [r["step"] for r in Run.open(noisy).metrics()] == [10, 20, 30]
+
+
+def test_the_same_keys_everywhere(noisy, capsys):
+    summary = json.loads((noisy / "summary.json").read_text())
+    assert main(["eval", str(noisy), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    last = Run.open(noisy).metrics()[-1]
+    for key in KEYS:
+        assert key in summary
+        assert found[key] == summary[key] == last[key]
+    assert found["excess_tv"] == pytest.approx(found["tv"] - found["floor_tv"], abs=1e-12)
+    assert found["dynamics_tv"] > 0
+    assert main(["floor", "grid", "--side", "4", "--stick", "0.25", "--json"]) == 0
+    floor = json.loads(capsys.readouterr().out)
+    assert floor["floor_tv"] == found["floor_tv"]
+    assert floor["naive_tv"] == found["naive_tv"]
+
+
+def test_looking_does_not_touch_the_folder_or_the_random_stream(noisy, capsys):
+    before = {p: p.read_bytes() for p in noisy.rglob("*") if p.is_file()}
+    stream = torch.get_rng_state()
+    with torch.random.fork_rng([]):
+        for words in (["eval", str(noisy)], ["sample", str(noisy), "-n", "5"]):
+            assert main(words) == 0
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert {p: p.read_bytes() for p in noisy.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--objective", "tb"],
+        ["--stick", "0.25", "--replay", "0.5", "--replay-priority", "--dynamics-off-pol", "--seeds", "2"],
+        ["--stick", "0.25", "--dynamics", "tabular", "--objective", "sdb"],
+    ],
+    ids=["plain", "replay-and-learned-dynamics", "counts"],
+)
+def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path, flags):
+    common = ["grid", "--side", "4", "--batch", "16", "--hidden", "16", "--eval-every", "7", "--save-every", "5", "--quiet", *flags]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main(["train", *common, "--steps", "24", "--out", str(whole)]) == 0
+    assert main(["train", *common, "--steps", "13", "--out", str(parts)]) == 0
+    assert main(["resume", str(parts), "--steps", "24", "--quiet"]) == 0
+    one, other = Run.open(whole).load(), Run.open(parts).load()
+    assert one.step == other.step == 24
+    assert one.tensors.keys() == other.tensors.keys()
+    different = [name for name in one.tensors if not torch.equal(one.tensors[name], other.tensors[name])]
+    assert different == []
+    assert Run.open(parts).config == Run.open(whole).config
+    timeless = [{k: v for k, v in r.items() if k != "time"} for r in Run.open(parts).metrics() if r["step"] != 13]
+    assert timeless == [{k: v for k, v in r.items() if k != "time"} for r in Run.open(whole).metrics()]
+
+
+def test_how_often_one_looks_does_not_change_what_is_learned(tmp_path):
+    common = ["train", "grid", "--side", "4", "--stick", "0.25", "--steps", "12", "--batch", "8", "--hidden", "8", "--quiet"]
+    assert main([*common, "--out", str(tmp_path / "often"), "--eval-every", "1", "--log-every", "1"]) == 0
+    assert main([*common, "--out", str(tmp_path / "never")]) == 0
+    often, never = (Run.open(tmp_path / name).load().tensors for name in ("often", "never"))
+    assert all(torch.equal(often[name], never[name]) for name in never)
+
+
+def test_several_seeds_give_a_median_and_an_interval(tmp_path):
+    done = experiment.train("grid", side=3, steps=6, batch=8, hidden=8, seeds=3, out=tmp_path / "run")
+    values = done.summary["seeds"]["tv"]
+    assert len(values) == 3
+    assert done.summary["tv"] == sorted(values)[1]
+    assert min(values) <= done.summary["tv_low"] <= done.summary["tv"] <= done.summary["tv_high"] <= max(values)
+
+
+def test_samples_are_reproducible_and_come_in_three_formats(noisy, tmp_path, capsys):
+    def draw(*more):
+        assert main(["sample", str(noisy), "-n", "20", *more]) == 0
+        return capsys.readouterr().out
+
+    assert draw("--seed", "3") == draw("--seed", "3") != draw("--seed", "4")
+    rows = json.loads(draw("--format", "json"))
+    assert len(rows) == 20
+    env = tasks.grid_task(side=4).env
+    for row in rows:
+        state = torch.tensor(row["state"])
+        assert row["score"] == pytest.approx(float(tasks.grid_task(side=4).oracle(state)), abs=1e-5)
+        assert 0 <= int(env.index(state)) < 16
+    file = tmp_path / "some.csv"
+    draw("--out", str(file))
+    with file.open() as f:
+        table = list(csv.DictReader(f))
+    assert [int(v) for v in table[0]["state"].split()] == rows[0]["state"]
+
+
+def test_a_users_own_function_is_a_task(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_task_module.py").write_text(
+        textwrap.dedent(
+            """
+            from stochflow import strings_task
+
+            def gc(length: int = 3, bonus: float = 0.1):
+                '''Strings rich in G and C.'''
+                return strings_task(lambda texts: [t.count("G") + t.count("C") + bonus for t in texts], "ACGT", length)
+            """
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["train", "own_task_module:gc", "--help"]) == 0
+    helped = capsys.readouterr().out
+    assert "--bonus" in helped
+    assert "Strings rich in G and C." in helped
+    assert main(["train", "own_task_module:gc", "--length", "2", "--out", "run", *SMALL]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("run folder: run\n")
+    assert "run/samples.fasta" in out
+    assert main(["sample", "run", "-n", "4", "--format", "fasta"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert lines[0].startswith(">design_0001 score=")
+    assert set("".join(lines[1::2])) <= set("ACGT")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["task"] == {"name": "own_task_module:gc", "length": 2, "bonus": 0.1}
+
+
+def test_a_saved_configuration_is_a_command(noisy, tmp_path):
+    out = tmp_path / "again"
+    assert main(["train", "--config", str(noisy / "config.json"), "--batch", "8", "--out", str(out), "--quiet"]) == 0
+    before, after = Run.open(noisy).config, Run.open(out).config
+    assert after.task == before.task
+    assert after.train.batch == 8
+    assert after.train.steps == before.train.steps
+
+
+def test_a_task_made_in_python_can_be_trained_and_gone_on_with(tmp_path):
+    task = tasks.strings_task(lambda texts: [len(set(t)) for t in texts], "AB", 3)
+    done = experiment.train(task, steps=4, batch=8, hidden=8, out=tmp_path / "run")
+    assert len(done.sample(5)) == 5
+    assert main(["resume", str(done.path), "--steps", "6"]) == 2  # the command line cannot rebuild it
+    assert experiment.resume(done.path, 6, task=task).summary["step"] == 6
+
+
+def test_an_interrupted_run_is_whole_and_goes_on_exactly(tmp_path):
+    """In a process of its own: Ctrl-C means a signal."""
+    out, words = tmp_path / "run", ["train", "grid", "--side", "4", "--batch", "16", "--hidden", "16"]
+    command = [
+        sys.executable,
+        "-m",
+        "stochflow",
+        *words,
+        "--steps",
+        "1000000",
+        "--log-every",
+        "5",
+        "--eval-every",
+        "100000",
+        "--out",
+        str(out),
+    ]
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    watchdog = threading.Timer(120, process.kill)
+    watchdog.start()
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and not (out / "metrics.jsonl").exists():
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    watchdog.cancel()
+    assert process.returncode == 130
+    assert f"stochflow resume {out}" in said
+    assert "Traceback" not in said
+    stopped = Run.open(out).load().step
+    assert stopped >= 5
+    assert main(["resume", str(out), "--steps", str(stopped + 3), "--quiet"]) == 0
+    whole = tmp_path / "whole"
+    assert main([*words, "--steps", str(stopped + 3), "--out", str(whole), "--quiet"]) == 0
+    one, other = Run.open(out).load().tensors, Run.open(whole).load().tensors
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_a_fault_of_ours_is_written_down_and_the_run_is_saved(tmp_path, monkeypatch, capsys):
+    def broken(self):
+        if self.steps_done == 7:
+            raise RuntimeError("a wire came loose")
+        iterate(self)
+
+    iterate = experiment.Trainer.iterate
+    monkeypatch.setattr(experiment.Trainer, "iterate", broken)
+    out = tmp_path / "run"
+    assert main(["train", "grid", "--side", "4", "--out", str(out), *SMALL]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "a wire came loose" in said
+    assert str(out / "error.txt") in said
+    assert "RuntimeError: a wire came loose" in (out / "error.txt").read_text()
+    assert Run.open(out).load().step == 7
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_checkpoint_before_it(tmp_path, monkeypatch):
+    def poisoned(self):
+        iterate(self)
+        if self.steps_done > 12:
+            self.raw_stats[-1].zero_()  # the device-side flag
+
+    iterate = experiment.Trainer.iterate
+    monkeypatch.setattr(experiment.Trainer, "iterate", poisoned)
+    with pytest.raises(UserError, match=r"not finite at step 20.*--lr"):
+        experiment.train(configure("grid", side=4, steps=30, batch=8, hidden=8, log_every=10, save_every=10), out=tmp_path / "run")
+    assert Run.open(tmp_path / "run").load().step == 10
+
+
+def test_the_end_of_a_run_teaches(capsys, noisy):
+    assert main(["eval", str(noisy)]) == 0
+    out = capsys.readouterr().out
+    for words in ("TV to the target", "best achievable TV", "excess over the best", "The learned law is", "That is far; try"):
+        assert words in out
+    assert "reached exactly" in experiment.verdict({"tv": 0.001, "floor_tv": 0.0, "excess_tv": 0.001})
+    assert "far" not in experiment.verdict({"tv": 0.05, "floor_tv": 0.045, "excess_tv": 0.005})
+    assert "flow-kl" in experiment.verdict({"tv": 0.1, "floor_tv": 0.02, "excess_tv": 0.08, "limit_tv": 0.095, "objective": "db"})
+    assert "db or tb" in experiment.verdict({"tv": 0.1, "floor_tv": 0.02, "excess_tv": 0.08, "limit_tv": 0.095, "objective": "naive-db"})
+    assert "too large to list" in experiment.verdict({"tv": None, "elbo": 1.0, "log_z_estimate": 3.0})
+
+
+def test_tasks_lists_every_task_and_objective(capsys):
+    assert main(["tasks"]) == 0
+    out = capsys.readouterr().out
+    for word in ("grid", "tfbind8", "flow-kl", "naive-db"):
+        assert f"  {word} " in out
