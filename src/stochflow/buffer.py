@@ -62,7 +62,7 @@ class Buffer(nn.Module):
         uniform = torch.rand(seeds, batch, device=self.score.device)
         chosen = (uniform * count).long().clamp(max=self.capacity - 1)
         if self.priority > 0:
-            order = self.score.argsort(1, descending=True, stable=True)
+            order = self.score.argsort(stable=True, dim=1, descending=True)
             best = order.gather(1, (uniform * (count * self.TOP).ceil()).long())
             chosen = torch.where(torch.rand_like(uniform) < self.priority, best, chosen)
         return self.rebuild(chosen)

@@ -59,7 +59,7 @@ class Slip(Channel):
         if self.alpha == 0:
             return torch.where(legal, log_pi, NEG)
         kept = torch.where(legal, log_pi, NEG)
-        slip = math.log(self.alpha) - legal.sum(-1, keepdim=True).clamp(min=1).log()
+        slip = math.log(self.alpha) - legal.sum(-1, keepdim=True).clamp(min=1).to(log_pi).log()
         slip = slip + kept.logsumexp(-1, keepdim=True)  # only the mass that did not choose STOP can slip
         if self.alpha == 1:
             return torch.where(legal, slip, NEG)

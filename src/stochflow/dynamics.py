@@ -6,6 +6,7 @@ Whatever the model, the flow losses see it detached: a balance must never be met
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +110,7 @@ class Neural(Dynamics):
         gens = [torch.Generator().manual_seed(s + 7919) for s in seeds]  # not the policy's stream
         inputs = env.features(env.initial((1,))).shape[-1]
         sizes = [inputs] + [hidden] * layers
-        self.layers = nn.ModuleList(Linear(a, b, gens, gain=2**0.5) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.layers = nn.ModuleList(Linear(a, b, gens, gain=2**0.5) for a, b in pairwise(sizes))
         self.head = Linear(sizes[-1], env.num_moves**2, gens, gain=0.1)
 
     def logits(self, state: Tensor) -> Tensor:

@@ -70,6 +70,10 @@ class Enumerable(Env):
     def index(self, state: Tensor) -> Tensor:
         """Position of each state in `all_states`, [...]."""
 
+    def count(self) -> int:
+        """N, without listing them where a formula knows."""
+        return len(self.all_states())
+
 
 class Channel(ABC):
     """The law from the intended action to the realised move.

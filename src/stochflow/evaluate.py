@@ -40,7 +40,8 @@ def evaluate(
     def living(x: Tensor) -> Tensor:
         return torch.where(alive, x, 0)
 
-    log_pf = log_pf_move = log_k = log_move = log_pb = log_pa = log_flow = entropy = choices = law = None
+    filled: Any = None  # what nobody needs stays None
+    log_pf = log_pf_move = log_k = log_move = log_pb = log_pa = log_flow = entropy = choices = law = filled
     if "log_pf" in needs or "log_pa" in needs:
         log_pf = living(pick(log_pi, traj.actions))
     if "log_pf_move" in needs:
@@ -79,10 +80,11 @@ def remembered(channel: Channel, traj: Trajectories) -> Tensor | None:
     memory = channel.begin(traj.states[0])
     if memory is None:
         return None
-    steps = []
+    steps: list[Tensor] = []
     for t in range(traj.moves.shape[0]):
         steps.append(memory)
         memory = channel.remember(memory, traj.states[t], traj.actions[t], traj.moves[t])
+        assert memory is not None
     return torch.stack(steps)
 
 

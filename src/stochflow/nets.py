@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -43,8 +44,11 @@ class Embedding(nn.Module):
 
     def forward(self, index: Tensor) -> Tensor:
         seeds, rows, width = self.weight.shape
-        shift = (torch.arange(seeds, device=index.device) * rows).view(-1, *[1] * (index.dim() - 1))
-        return embedding(index + shift, self.weight.view(seeds * rows, width))
+        index = index + (torch.arange(seeds, device=index.device) * rows).view(-1, *[1] * (index.dim() - 1))
+        table = self.weight.view(seeds * rows, width)
+        if index.is_cuda:  # its gradient adds by atomics; embedding's sorts first, which costs far more at these sizes
+            return table.index_select(0, index.flatten()).view(*index.shape, width)
+        return embedding(index, table)
 
 
 class Trunk(nn.Module):
@@ -94,7 +98,7 @@ class _MLPTrunk(Trunk):
         self.env, self.width = env, hidden
         inputs = env.features(env.initial((1,))).shape[-1] + context
         sizes = [inputs] + [hidden] * layers
-        self.layers = nn.ModuleList(Linear(a, b, gens, gain=math.sqrt(2.0)) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.layers = nn.ModuleList(Linear(a, b, gens, gain=math.sqrt(2.0)) for a, b in pairwise(sizes))
 
     def forward(self, state, context):
         x = self.env.features(state)
@@ -142,6 +146,49 @@ def interior(env: Any) -> int:
     return first if bool(complete[first:].all()) else len(complete)
 
 
+class Encoder(nn.Module):
+    """From context rows [S, N] to vectors [S, N, C]."""
+
+    width: int
+
+    def forward(self, row: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} must define forward(row)")
+
+
+class EncoderNet(Protocol):
+    """The description of a context encoder: a value such as `MLPEncoder(64)`."""
+
+    def build(self, env: Env, gens: Generators) -> Encoder: ...
+
+
+@dataclass(frozen=True)
+class MLPEncoder:
+    """Fully connected layers on the flattened context."""
+
+    hidden: int = 64
+    layers: int = 2
+
+    def build(self, env: Env, gens: Generators) -> Encoder:
+        return _MLPEncoder(env, self, gens)
+
+
+class _MLPEncoder(Encoder):
+    def __init__(self, env: Env, spec: MLPEncoder, gens: Generators):
+        super().__init__()
+        assert env.contexts is not None
+        self.table: Tensor
+        self.register_buffer("table", env.contexts.flatten(1).float(), persistent=False)
+        self.width = spec.hidden
+        sizes = [self.table.shape[1]] + [spec.hidden] * spec.layers
+        self.layers = nn.ModuleList(Linear(a, b, gens, gain=math.sqrt(2.0)) for a, b in pairwise(sizes))
+
+    def forward(self, row):
+        x = self.table[row]
+        for layer in self.layers:
+            x = relu(layer(x))
+        return x
+
+
 class Policy(nn.Module):
     """One network, three heads: actions, the move that led here, log-flow; and log Z with a scale of its own.
 
@@ -158,15 +205,19 @@ class Policy(nn.Module):
         seeds: Sequence[int] = (0,),
         learned_backward: bool = True,
         back_action: bool = False,
+        encoder: EncoderNet = MLPEncoder(),  # noqa: B008 - a frozen value, used where the environment has contexts
     ):
         super().__init__()
         self.env = env
         gens = [torch.Generator().manual_seed(s) for s in seeds]
         moves = env.num_moves
-        self.trunk = net.build(env, gens, 0)
+        self.encoder = None if env.contexts is None else encoder.build(env, gens)
+        width = 0 if self.encoder is None else self.encoder.width
+        self.trunk = net.build(env, gens, width)
         self.sizes = [moves, moves if learned_backward and not env.tree else 0, 1, moves * moves if back_action else 0]
         self.head = Linear(self.trunk.width, sum(self.sizes), gens, gain=0.1)
         self.log_z_unit = nn.Parameter(torch.zeros(len(seeds), 1))
+        self.log_z_head = Linear(width, 1, gens, gain=0.1) if width else None
 
     @property
     def num_seeds(self) -> int:
@@ -177,39 +228,48 @@ class Policy(nn.Module):
         return self.log_z_unit.device
 
     def context(self, state: Tensor) -> Tensor | None:
-        """[S, B, C], once a batch; None where the environment has no contexts."""
-        return None
+        """[S, B, C] of states [S, B, D], once a batch; None where the environment has no contexts."""
+        return None if self.encoder is None else self.encoder(state[..., 0])
 
     def log_z(self, context: Tensor | None) -> Tensor:
-        """[S, B] or [S, 1]."""
-        return self.LOG_Z_SCALE * self.log_z_unit
+        """[S, B], or [S, 1] where there are no contexts."""
+        if self.log_z_head is None or context is None:
+            return self.LOG_Z_SCALE * self.log_z_unit
+        return self.LOG_Z_SCALE * (self.log_z_unit + self.log_z_head(context).squeeze(-1))
 
     def forward(self, state: Tensor, context: Tensor | None = None) -> PolicyOut:
         """Any states [S, N, D]."""
-        return self._heads(self.trunk(state, context), context)
+        context = self.context(state) if context is None else context
+        return self._heads(self.trunk(state, context), self.log_z(context))
 
     def along(self, traj: Trajectories, context: Tensor | None = None) -> PolicyOut:
         """All states of a batch in one pass, [T+1, S, B, ...]."""
         hidden = self.trunk.along(traj, context)
         steps, seeds, batch, width = hidden.shape
-        out = self._heads(hidden.transpose(0, 1).reshape(seeds, steps * batch, width), None)
-        shaped = [None if x is None else x.view(seeds, steps, batch, *x.shape[2:]).transpose(0, 1) for x in out]
-        return PolicyOut(shaped[0], shaped[1], shaped[2], shaped[3])
+        log_z = self.log_z(context).unsqueeze(1).expand(-1, steps, batch).reshape(seeds, steps * batch)
+        out = self._heads(hidden.transpose(0, 1).reshape(seeds, steps * batch, width), log_z)
+
+        def shaped(x: Tensor) -> Tensor:
+            return x.view(seeds, steps, batch, *x.shape[2:]).transpose(0, 1)
+
+        back_action = None if out.back_action is None else shaped(out.back_action)
+        return PolicyOut(shaped(out.forward), shaped(out.backward), back_action, shaped(out.log_flow))
 
     def begin(self, state: Tensor, context: Tensor | None = None) -> tuple[PolicyOut, Any]:
         """The first state of a rollout and a cache for the next."""
         hidden, cache = self.trunk.begin(state, context)
-        return self._heads(hidden, context), (cache, context)
+        log_z = self.log_z(context)
+        return self._heads(hidden, log_z), (cache, log_z)
 
     def advance(self, cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[PolicyOut, Any]:
         """The state after `move` was made at step t."""
-        inner, context = cache
+        inner, log_z = cache
         hidden, inner = self.trunk.advance(inner, state, move, t)
-        return self._heads(hidden, context), (inner, context)
+        return self._heads(hidden, log_z), (inner, log_z)
 
-    def _heads(self, hidden: Tensor, context: Tensor | None) -> PolicyOut:
+    def _heads(self, hidden: Tensor, log_z: Tensor) -> PolicyOut:
         forward, backward, flow, pairs = self.head(hidden).split(self.sizes, -1)
         moves = self.env.num_moves
         back = backward if self.sizes[1] else torch.zeros_like(forward)
         back_action = pairs.unflatten(-1, (moves, moves)) if self.sizes[3] else None
-        return PolicyOut(forward, back, back_action, flow.squeeze(-1) + self.log_z(context))
+        return PolicyOut(forward, back, back_action, flow.squeeze(-1) + log_z)

@@ -152,7 +152,7 @@ class FlowKL(Objective):
 
 def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
     """(KL, log F - log sum of what flows on, where both are known), each [T, S, B]."""
-    task, env = world.task, world.task.env
+    env = world.task.env
     here = world.trajectories.states[:-1]
     mask = env.moves(here)
     steps, seeds, batch, moves = mask.shape

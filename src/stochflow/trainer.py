@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stochflow.buffer import Buffer
+from stochflow.capture import Captured, warm_up
 from stochflow.dynamics import Dynamics
 from stochflow.evaluate import evaluate
 from stochflow.flat import FlatParameters
@@ -52,6 +53,7 @@ class Trainer:
         dynamics_buffer: Buffer | None = None,
         dynamics_rounds: int = 1,
         dynamics_sample_size: int = 16,
+        capture: bool = True,
     ):
         self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
         self.dynamics_buffer, self.dynamics_rounds, self.dynamics_sample_size = dynamics_buffer, dynamics_rounds, dynamics_sample_size
@@ -63,7 +65,9 @@ class Trainer:
         self.oracle_calls = torch.zeros((), dtype=torch.long, device=device)
         self.raw_stats = torch.zeros(len(STATS), policy.num_seeds, device=device)
         self.needs = objective.needs | {"entropy"}
-        self.stop_requested = False
+        self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
+        self.capture = capture
+        self._steps: list[Callable[[], object]] | None = None
 
     # one iteration ----------------------------------------------------------------------------------------------
 
@@ -92,8 +96,36 @@ class Trainer:
         self.step += 1
 
     def iterate(self) -> None:
-        self.learn(self.score(self.act()))
+        """One iteration; on a GPU, from the first call on, a replay of its recording."""
+        if self._steps is None:
+            self._steps = self._record()
+        for step in self._steps:
+            step()
         self.steps_done += 1
+
+    def _record(self) -> list[Callable[[], object]]:
+        """The iteration as functions without arguments: one graph, or two around an oracle on the host."""
+
+        def whole() -> None:
+            self.learn(self.score(self.act()))
+
+        device = self.policy.device
+        if device.type != "cuda" or not self.capture:
+            return [whole]
+        kept = self.state_dict()
+        warm_up(whole, device)
+        self.load_state_dict(kept)
+        if self.source.scored or getattr(self.task.oracle, "on_device", False):
+            one = Captured(whole)
+            one.record()
+            return [one]
+        act = Captured(self.act)
+        pool = act.record()
+        fresh = act.result
+        scored = Trajectories(fresh.states, fresh.actions, fresh.moves, fresh.alive, torch.zeros_like(fresh.score), fresh.real)
+        learn = Captured(lambda: self.learn(scored))
+        learn.record(pool)
+        return [act, lambda: scored.score.copy_(self.score(fresh).score), learn]
 
     def train(self, until: int, every: int = 100, on_log: Callable[[Trainer], None] | None = None) -> None:
         """Go on until `until` steps are done in all; `on_log` is called every `every` steps and at the end."""

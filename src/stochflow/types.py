@@ -52,22 +52,22 @@ class Trajectories(NamedTuple):
 class Terms(NamedTuple):
     """Everything an objective may read; [T, S, B] and zero where not alive, unless said.
 
-    A field that the objective does not name in `needs` may be None.
+    Only the fields that the objective names in `needs` are filled; reading another one is a mistake (it is None).
     """
 
     alive: Tensor
-    log_pf: Tensor | None  # policy at the intended action
-    log_pf_move: Tensor | None  # policy at the realised move (naive baseline)
-    log_k: Tensor | None  # dynamics at (action, move), detached
-    log_move: Tensor | None  # marginal over actions of policy and (detached) dynamics, at the move
-    log_pb: Tensor | None  # backward policy at the move
-    log_pa: Tensor | None  # backward law of the action given the move
-    log_flow: Tensor | None  # [T+1, S, B], log_reward from the end on
+    log_pf: Tensor  # policy at the intended action
+    log_pf_move: Tensor  # policy at the realised move (naive baseline)
+    log_k: Tensor  # dynamics at (action, move), detached
+    log_move: Tensor  # marginal over actions of policy and (detached) dynamics, at the move
+    log_pb: Tensor  # backward policy at the move
+    log_pa: Tensor  # backward law of the action given the move
+    log_flow: Tensor  # [T+1, S, B], log_reward from the end on
     log_z: Tensor  # [S, B]
     log_reward: Tensor  # [S, B]
-    entropy: Tensor | None  # of the policy over legal actions
-    choices: Tensor | None  # number of legal actions
-    law: Tensor | None  # [T, S, B, M] log-probability of every move at each state
+    entropy: Tensor  # of the policy over legal actions
+    choices: Tensor  # number of legal actions
+    law: Tensor  # [T, S, B, M] log-probability of every move at each state
 
 
 class World(NamedTuple):

@@ -54,6 +54,9 @@ class Grid(Enumerable):
         place = self.side ** torch.arange(self.ndim - 1, -1, -1, device=state.device)
         return (state * place).sum(-1)
 
+    def count(self) -> int:
+        return self.side**self.ndim
+
     def __repr__(self) -> str:
         return f"Grid(ndim={self.ndim}, side={self.side})"
 

@@ -99,6 +99,9 @@ class Strings(Enumerable):
         number = torch.where(inside, state * self.tokens**power, 0).sum(-1)
         return self._offset(size) + number
 
+    def count(self) -> int:
+        return (self.tokens ** (self.length + 1) - 1) // (self.tokens - 1)
+
     # text -------------------------------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str]) -> Tensor:
