@@ -91,10 +91,8 @@ class Train:
     """iterations between two exact evaluations"""
     save_every: int = 500
     """iterations between two checkpoints"""
-    compile: bool = False
-    """torch.compile the rollout step and the loss (CUDA)"""
-    threads: int = 0
-    """CPU threads; 0 leaves torch's own choice"""
+    threads: int = 1
+    """CPU threads; 0 leaves torch's own choice. Operators here are small: a second thread gains little and, on a busy machine, loses much"""
 
     def check(self) -> None:
         """Refuse what cannot be trained with; `Config` calls it, and so nothing else needs to."""
@@ -159,7 +157,7 @@ class TFBind8Task:
     """CSV of an action x move table, for --noise confusion"""
 
     name: ClassVar[str] = "tfbind8"
-    train: ClassVar[dict[str, Any]] = {"net": "lookup", "batch": 1024, "lr": 5e-3, "hidden": 64, "steps": 1500}
+    train: ClassVar[dict[str, Any]] = {"net": "lookup", "batch": 1024, "lr": 2e-2, "hidden": 64, "steps": 1500}
 
 
 TASKS: dict[str, type] = {t.name: t for t in (GridTask, TFBind8Task)}

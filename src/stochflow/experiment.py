@@ -259,7 +259,7 @@ def resume(
         if found is not None and total < found.step:
             raise UserError(f"{path} has already done {found.step} steps, but --steps {total} is the total asked for: give a larger one")
         threads = (run.read("environment.json") or {}).get("threads")
-        if threads and not config.train.threads:
+        if threads and config.train.threads == 0:
             torch.set_num_threads(threads)  # sums are bitwise repeatable only with the same number of threads
         experiment = Experiment(config, task)
         session = _Session(experiment, run, on_progress, on_start)

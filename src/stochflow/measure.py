@@ -19,8 +19,7 @@ from torch import Tensor
 from stochflow import floors, metrics, tasks
 from stochflow.channels import Exact, Neighbour, Slip
 from stochflow.dynamics import Dynamics, Known
-from stochflow.env import Enumerable, Env
-from stochflow.envs import Grid, Strings
+from stochflow.env import Enumerable
 from stochflow.evaluate import evaluate
 from stochflow.exact import Graph, TargetLaw, exact_law, expected_modes, target_law
 from stochflow.oracles import Cached, Host
@@ -42,17 +41,6 @@ def forked(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def count_states(env: Env) -> int | None:
-    """How many states there are; None where they cannot be listed."""
-    if not isinstance(env, Enumerable):
-        return None
-    if isinstance(env, Grid):
-        return env.side**env.ndim
-    if isinstance(env, Strings):
-        return (env.tokens ** (env.length + 1) - 1) // (env.tokens - 1)
-    return len(env.all_states())
-
-
 def is_noisy(task: Task) -> bool:
     """Whether what is meant and what happens can differ."""
     channel = task.channel
@@ -71,8 +59,7 @@ class Yardstick:
 
     def _listable(self) -> bool:
         env = self.task.env
-        count = count_states(env)
-        if not isinstance(env, Enumerable) or count is None or count > LISTED or env.contexts is not None:
+        if not isinstance(env, Enumerable) or env.contexts is not None or env.count() > LISTED:
             return False
         first = env.initial((1,), torch.zeros(1, dtype=torch.long, device=self.device))
         if self.task.channel.begin(first) is not None:
@@ -83,7 +70,7 @@ class Yardstick:
         ends = states[env.complete(states)][:64].to(self.device)
         begun = time.perf_counter()
         self.task.oracle(ends)
-        return (time.perf_counter() - begun) / len(ends) * count < LISTED_SECONDS
+        return (time.perf_counter() - begun) / len(ends) * env.count() < LISTED_SECONDS
 
     @cached_property
     def graph(self) -> Graph:
