@@ -11,8 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from stochflow.entropy import (
+    Band,
+    EntropyAverage,
+    check_gamma,
+    entropy_balance_loss,
+    entropy_band,
+    mean_entropy_ratio,
+    normalised_entropy,
+    state_kl,
+)
+from stochflow.errors import UserError
 from stochflow.ops import NEG, masked_log_softmax, masked_mean, pick
 from stochflow.types import Terms, World
 
@@ -37,6 +48,9 @@ class Objective(ABC):
     """`needs` names the terms to fill; `residual` is zero for every trajectory exactly at balance."""
 
     form: Form = MARGINAL
+    reports: tuple[str, ...] = ()  # names of the figures that `loss_and_stats` gives beside the loss
+    on_policy: bool = False  # holds for the policy's own trajectories alone: no exploration, no replay
+    memory: nn.Module | None = None  # what it keeps from batch to batch, to be saved with the run
 
     @property
     @abstractmethod
@@ -53,6 +67,10 @@ class Objective(ABC):
         if r.dim() == 2:
             return r.square().mean(1)
         return masked_mean(r.square(), t.alive, (0, 2))
+
+    def loss_and_stats(self, t: Terms, world: World) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and, by the names in `reports`, what else is worth logging, each [S] and without gradient."""
+        return self.loss(t, world), {}
 
 
 @dataclass(frozen=True)
@@ -129,14 +147,42 @@ class LogVariance(Objective):
 
 
 @dataclass(frozen=True)
+class TrajectoryKL(Objective):
+    """KL(P || target), up to log Z, of whole trajectories: score function with a leave-one-out baseline.
+
+    Its gradient is that of on-policy trajectory balance, so it ends where KL(P || target) is least. It needs the
+    policy's own trajectories; from a log use `LogVariance`, which has the same gradient on-policy in the mean.
+    """
+
+    on_policy = True
+
+    @property
+    def needs(self):
+        return frozenset({"log_move", "log_pb"})
+
+    def residual(self, t):
+        return (t.log_move - t.log_pb).sum(0) - t.log_reward
+
+    def loss(self, t, world):
+        """[S]: the value is the batch's estimate of KL(P || target) - log Z, which is minus the ELBO."""
+        r = self.residual(t)
+        others = (r.sum(1, keepdim=True) - r) / max(r.shape[1] - 1, 1)  # zero where the batch is a single trajectory
+        score = (r - others).detach() * t.log_move.sum(0)
+        pull = (score - t.log_pb.sum(0)).mean(1)  # a learned P_B follows directly: it is part of what P is compared with
+        return r.detach().mean(1) + pull - pull.detach()
+
+
+@dataclass(frozen=True)
 class FlowKL(Objective):
     """State-level flow KL: KL(p(.|s) || F(child) P_B / sum) + (log F(s) - log sum)^2 / 2, children's flows detached.
 
-    Alone it reaches the forward-KL optimum where the target is out of reach, whatever the sampling. It asks for the
+    Alone it reaches the per-state optimum where the target is out of reach, whatever the sampling. It asks for the
     reward of every child that is complete and of every visited state that may stop.
     """
 
     form: Form = MARGINAL
+
+    reports = ("kl",)
 
     @property
     def needs(self):
@@ -146,12 +192,75 @@ class FlowKL(Objective):
         return t.log_flow[:-1]  # a state-level loss has no trajectory residual; see `loss`
 
     def loss(self, t, world):
+        return self.loss_and_stats(t, world)[0]
+
+    def loss_and_stats(self, t, world):
         kl, gap, usable = flow_kl(t, world)
-        return masked_mean(kl + 0.5 * gap.square(), usable, (0, 2))
+        return masked_mean(kl + 0.5 * gap.square(), usable, (0, 2)), {"kl": masked_mean(kl.detach(), usable, (0, 2))}
+
+
+@dataclass(frozen=True)
+class SGFNKL(Objective):
+    """Stochastic detailed balance + weight * r_gamma * (flow KL + flow gap): the documents' SGFN-KL, made sound.
+
+    r_gamma is detached and positive, and both parts are zero exactly at balance, so where the target can be reached this
+    objective reaches it. Where it cannot, the mixture ends at neither part's limit. Several `gammas` are averaged.
+    """
+
+    gammas: tuple[float, ...] = (0.5,)
+    weight: float = 1.0
+    form: Form = JOINT
+    per_step: bool = False  # one band, and so one ratio, a time step
+    balance_weight: float = 0.0  # of `entropy_balance_loss` at the first step; falls as 1 / (1 + step / balance_tau)
+    balance_tau: float = 100.0
+    memory: EntropyAverage | None = None
+
+    reports = ("entropy_high", "entropy_low", "r_gamma", "kl", "kl_adjusted")
+
+    def __post_init__(self) -> None:
+        if not self.gammas:
+            raise UserError("SGFN-KL was given no gamma: give at least one, above 0 and at most 1")
+        for gamma in self.gammas:
+            check_gamma(gamma)
+        if not self.weight >= 0:
+            raise UserError(f"the weight of the KL term is {self.weight}, but it must be 0 or more")
+
+    @property
+    def needs(self):
+        return self.form.needs | {"log_pb", "log_flow", "law", "entropy"}
+
+    def residual(self, t):
+        return DetailedBalance(self.form).residual(t)
+
+    def loss(self, t, world):
+        return self.loss_and_stats(t, world)[0]
+
+    def loss_and_stats(self, t, world):
+        balance = masked_mean(self.residual(t).square(), t.alive, (0, 2))
+        kl, gap, usable = flow_kl(t, world)
+        band = self.band(t)
+        r = mean_entropy_ratio(band.high, band.low, self.gammas)  # [S], or [T, S]
+        loss = balance + self.weight * masked_mean(r.unsqueeze(-1) * (kl + 0.5 * gap.square()), usable, (0, 2))
+        if self.balance_weight > 0:
+            share = normalised_entropy(t.entropy, t.choices)
+            worth = self.balance_weight / (1 + (0 if world.step is None else world.step) / self.balance_tau)
+            loss = loss + worth * entropy_balance_loss(share, t.alive & (t.choices > 1), r, sum(self.gammas) / len(self.gammas))
+        mean_kl = masked_mean(kl.detach(), usable, (0, 2))
+        high, low, ratio = ((x.mean(0) if self.per_step else x) for x in (band.high, band.low, r))
+        return loss, {"entropy_high": high, "entropy_low": low, "r_gamma": ratio, "kl": mean_kl, "kl_adjusted": mean_kl - ratio.log()}
+
+    def band(self, t: Terms) -> Band:
+        """The entropy band of a batch, averaged with earlier ones where there is a memory."""
+        band = entropy_band(t.entropy.detach(), t.choices, t.alive, self.per_step)
+        return band if self.memory is None else self.memory(band)
 
 
 def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
-    """(KL, log F - log sum of what flows on, where both are known), each [T, S, B]."""
+    """(KL, log F - log sum of what flows on, where both are known), each [T, S, B].
+
+    A state counts where the flow of each of its children is known: a finished child by its reward, which the world may
+    not know (NaN), any other by the network.
+    """
     env = world.task.env
     here = world.trajectories.states[:-1]
     mask = env.moves(here)
@@ -173,7 +282,8 @@ def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
     if reward is None:
         usable = usable & ~complete.any(-1)
     else:
-        flow = torch.where(complete, reward, flow)
+        usable = usable & ~(complete & reward.isnan()).any(-1)
+        flow = torch.where(complete, reward.nan_to_num(), flow)
     if not env.tree:
         log_pb = masked_log_softmax(back(out.backward), env.parents(child))
         flow = flow + pick(log_pb, move)
@@ -184,8 +294,8 @@ def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
         if reward is None:
             usable = usable & ~may_stop
         else:
-            onward = torch.where((move == env.stop) & mask, reward.unsqueeze(-1), onward)
-    total = onward.logsumexp(-1)
-    law = torch.where(mask, t.law, 0)
-    kl = torch.where(mask, law.exp() * (law - (onward - total.unsqueeze(-1))), 0).sum(-1)
-    return torch.where(usable, kl, 0), torch.where(usable, t.log_flow[:-1] - total, 0), usable
+            usable = usable & ~(may_stop & reward.isnan())
+            onward = torch.where((move == env.stop) & mask, reward.nan_to_num().unsqueeze(-1), onward)
+    kl = state_kl(t.law, onward, mask | ~usable.unsqueeze(-1))
+    gap = t.log_flow[:-1] - onward.logsumexp(-1)
+    return torch.where(usable, kl, 0), torch.where(usable, gap, 0), usable
