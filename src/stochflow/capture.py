@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +24,16 @@ class Captured:
 
     def record(self, pool: Any = None) -> Any:
         """Record `fn` on the GPU (nothing runs); the memory pool it used."""
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.result = self.fn()
-        return self.graph.pool()
+        graph = torch.cuda.CUDAGraph()
+        gc.collect()
+        gc.disable()  # an older graph collected while this one is recorded takes memory with it, and the replay crashes
+        try:
+            with torch.cuda.graph(graph, pool=pool):
+                self.result = self.fn()
+        finally:
+            gc.enable()
+        self.graph = graph
+        return graph.pool()
 
     def __call__(self) -> Any:
         if self.graph is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stochflow.env import Channel
 from stochflow.errors import UserError
-from stochflow.ops import NEG
+from stochflow.ops import NEG, arange
 
 
 def _check_alpha(alpha: float) -> float:
@@ -25,7 +25,7 @@ def _log(p: Tensor) -> Tensor:
 
 def _chosen(action: Tensor, legal: Tensor) -> Tensor:
     """One-hot of the action, [..., M] bool."""
-    return torch.arange(legal.shape[-1], device=legal.device) == action.unsqueeze(-1)
+    return arange(legal.shape[-1], legal.device) == action.unsqueeze(-1)
 
 
 class Exact(Channel):
@@ -64,6 +64,12 @@ class Slip(Channel):
         if self.alpha == 1:
             return torch.where(legal, slip, NEG)
         return torch.where(legal, torch.logaddexp(math.log1p(-self.alpha) + kept, slip), NEG)
+
+    def sample(self, state, legal, action, memory=None):
+        if self.alpha == 0:
+            return action
+        uniform = torch.where(legal, torch.rand(legal.shape, device=legal.device), -1.0).argmax(-1)
+        return torch.where(torch.rand(action.shape, device=legal.device) < self.alpha, uniform, action)
 
     def __repr__(self) -> str:
         return f"Slip({self.alpha})"

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from stochflow.ops import NEG, gumbel_argmax
+from stochflow.ops import NEG, arange, gumbel_argmax
 
 
 class Env(ABC):
@@ -51,8 +51,7 @@ class Env(ABC):
         """A mask of moves without STOP: what channels see, and whether anything is left to decide."""
         if self.stop is None:
             return mask
-        keep = torch.arange(self.num_moves, device=mask.device) != self.stop
-        return mask & keep
+        return mask & (arange(self.num_moves, mask.device) != self.stop)
 
     def complete(self, state: Tensor) -> Tensor:
         """[...] True where nothing but STOP is left."""

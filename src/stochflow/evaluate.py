@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stochflow.env import Channel, Env
-from stochflow.ops import NEG, masked_log_softmax, pick
+from stochflow.ops import NEG, arange, masked_log_softmax, pick
 from stochflow.types import Task, Terms, Trajectories
 
 POSSIBLE = -9.0  # log P(move | action) below which a pair counts as impossible (a softmax never reaches zero)
@@ -19,7 +19,7 @@ def move_law(env: Env, channel: Channel, state: Tensor, mask: Tensor, log_pi: Te
     law = channel.marginal(state, env.real_moves(mask), log_pi, memory)
     if env.stop is None:
         return law
-    is_stop = torch.arange(env.num_moves, device=mask.device) == env.stop
+    is_stop = arange(env.num_moves, mask.device) == env.stop
     return torch.where(is_stop, log_pi, law)
 
 

@@ -13,10 +13,11 @@ class FlatParameters:
     """
 
     RECENT = 8.0
+    TAU = 1000.0  # steps after which the rate begins to fall, as lr / (1 + step / TAU)^decay
 
-    def __init__(self, module: nn.Module, lr: float, clip: float):
+    def __init__(self, module: nn.Module, lr: float, clip: float, decay: float = 0.0):
         self.named = dict(module.named_parameters())
-        self.clip = clip
+        self.clip, self.lr, self.decay = clip, lr, decay
         sizes = [p.numel() for p in self.named.values()]
         first = next(iter(self.named.values()))
         self.values = nn.Parameter(torch.empty(sum(sizes), device=first.device))
@@ -35,8 +36,8 @@ class FlatParameters:
                 self.slices[name] = here
                 start += size
             self.average.copy_(self.values)
-        rate = torch.tensor(lr, dtype=torch.float32, device=first.device)
-        self.optimiser = torch.optim.Adam([self.values], lr=rate, fused=True, capturable=first.is_cuda)
+        self.rate = torch.tensor(lr, dtype=torch.float32, device=first.device)
+        self.optimiser = torch.optim.Adam([self.values], lr=self.rate, fused=True, capturable=first.is_cuda)
 
     def zero_grad(self) -> None:
         assert self.values.grad is not None
@@ -53,7 +54,8 @@ class FlatParameters:
 
     @torch.no_grad()
     def update(self, step: Tensor) -> None:
-        """One Adam step, then the average; `step` = updates before this one."""
+        """One Adam step, then the average; `step` = iterations before this one."""
+        self.rate.copy_(self.lr / (1 + step / self.TAU) ** self.decay)
         self.optimiser.step()
         self.average.lerp_(self.values, (self.RECENT / (step + self.RECENT)).to(self.values.dtype))
 

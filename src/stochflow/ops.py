@@ -20,6 +20,17 @@ def gumbel_argmax(log_p: Tensor) -> Tensor:
     return (log_p - noise.log()).argmax(-1)
 
 
+_COUNTS: dict[tuple[int, torch.device], Tensor] = {}
+
+
+def arange(n: int, device: torch.device) -> Tensor:
+    """`torch.arange(n)` made once a device: a constant should not cost a kernel at every step."""
+    key = (n, device)
+    if key not in _COUNTS:
+        _COUNTS[key] = torch.arange(n, device=device)
+    return _COUNTS[key]
+
+
 def pick(x: Tensor, index: Tensor) -> Tensor:
     """`x[..., index]` for x [..., M] and index [...]; a negative index (unknown) reads entry 0."""
     return x.gather(-1, index.clamp(min=0).unsqueeze(-1)).squeeze(-1)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochflow.ops import gumbel_argmax, masked_log_softmax
+from stochflow.ops import NEG, gumbel_argmax, masked_log_softmax
 from stochflow.types import Task, Trajectories
 
 
@@ -58,13 +58,11 @@ def rollout(
 
 
 def explored(logits: Tensor, mask: Tensor, explore: Tensor | float | None) -> Tensor:
-    """Log-probabilities of (1 - explore) pi + explore * uniform over the legal actions, unnormalised; [..., M]."""
-    log_pi = masked_log_softmax(logits, mask)
-    if explore is None:
-        return log_pi
-    uniform = torch.zeros_like(log_pi)
-    coin = torch.rand(log_pi.shape[:-1], device=log_pi.device) < explore
-    return torch.where(mask, torch.where(coin.unsqueeze(-1), uniform, log_pi), log_pi)
+    """Unnormalised log-probabilities [..., M] of the policy, or, with probability `explore`, of a uniform legal action."""
+    if explore is not None:
+        coin = torch.rand(logits.shape[:-1], device=logits.device) < explore
+        logits = torch.where(coin.unsqueeze(-1), 0.0, logits)
+    return torch.where(mask, logits, NEG)
 
 
 @torch.no_grad()

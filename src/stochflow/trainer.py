@@ -58,7 +58,7 @@ class Trainer:
         self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
         self.dynamics_buffer, self.dynamics_rounds, self.dynamics_sample_size = dynamics_buffer, dynamics_rounds, dynamics_sample_size
         device = policy.device
-        self.policy_flat = FlatParameters(policy, lr, clip)
+        self.policy_flat = FlatParameters(policy, lr, clip, decay=0.5)
         self.dynamics_flat = FlatParameters(dynamics, dynamics_lr, dynamics_clip) if any(True for _ in dynamics.parameters()) else None
         self.step = torch.zeros((), dtype=torch.float64, device=device)  # what schedules read
         self.steps_done = 0  # the same on the host
@@ -85,7 +85,8 @@ class Trainer:
     def learn(self, traj: Trajectories) -> None:
         batch = self.source.mix(traj)
         self.policy_flat.zero_grad()
-        terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, self.needs)
+        with self._steady_dynamics():
+            terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, self.needs)
         world = World(self.task, self.policy, self.dynamics, batch, self.step, self._ask)
         loss = self.objective.loss(terms, world)  # [S]
         loss.sum().backward()
@@ -96,12 +97,23 @@ class Trainer:
         self.step += 1
 
     def iterate(self) -> None:
-        """One iteration; on a GPU, from the first call on, a replay of its recording."""
-        if self._steps is None:
-            self._steps = self._record()
-        for step in self._steps:
-            step()
+        """One iteration; on a GPU, from the second on, a replay of its recording."""
+        if self.steps_done == 0:
+            self._begin()
+        else:
+            if self._steps is None:
+                self._steps = self._record()
+            for step in self._steps:
+                step()
         self.steps_done += 1
+
+    def _begin(self) -> None:
+        """The first iteration, which also starts log Z at what its batch says."""
+        traj = self.score(self.act())
+        with torch.no_grad():
+            terms = evaluate(self.task, self.policy, self.dynamics, traj, self.step, frozenset({"log_move", "log_pb"}))
+            self.policy.start_log_z((terms.log_reward - (terms.log_move - terms.log_pb).sum(0)).mean(1))
+        self.learn(traj)
 
     def _record(self) -> list[Callable[[], object]]:
         """The iteration as functions without arguments: one graph, or two around an oracle on the host."""
@@ -113,12 +125,14 @@ class Trainer:
         if device.type != "cuda" or not self.capture:
             return [whole]
         kept = self.state_dict()
-        warm_up(whole, device)
-        self.load_state_dict(kept)
         if self.source.scored or getattr(self.task.oracle, "on_device", False):
+            warm_up(whole, device)
+            self.load_state_dict(kept)
             one = Captured(whole)
             one.record()
             return [one]
+        warm_up(lambda: self.learn(self.act()), device)  # unscored: a host oracle is asked for real batches only
+        self.load_state_dict(kept)
         act = Captured(self.act)
         pool = act.record()
         fresh = act.result
@@ -140,6 +154,16 @@ class Trainer:
             return None
         self.oracle_calls += where.sum()
         return self.task.reward(self.task.oracle(states), states, self.step).float()
+
+    @contextmanager
+    def _steady_dynamics(self) -> Iterator[None]:
+        """The flows balance against the averaged dynamics: the last step's noise in P would be noise in every balance."""
+        if self.dynamics_flat is None:
+            yield
+            return
+        self.dynamics_flat.swap()
+        yield
+        self.dynamics_flat.swap()
 
     def _learn_dynamics(self, fresh: Trajectories) -> tuple[Tensor, Tensor]:
         """Only from what really happened; from this batch, or from a buffer of earlier ones."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from stochflow.env import Enumerable
 from stochflow.errors import UserError
+from stochflow.ops import arange
 
 
 class Grid(Enumerable):
@@ -35,7 +35,7 @@ class Grid(Enumerable):
         return torch.cat([state > 0, torch.zeros_like(state[..., :1], dtype=torch.bool)], -1)
 
     def _axis(self, state: Tensor, move: Tensor) -> Tensor:
-        return (torch.arange(self.ndim, device=state.device) == move.unsqueeze(-1)).long()  # zero for STOP
+        return (arange(self.ndim, state.device) == move.unsqueeze(-1)).long()  # zero for STOP
 
     def step(self, state: Tensor, move: Tensor) -> Tensor:
         return (state + self._axis(state, move)).clamp(max=self.side - 1)
@@ -44,7 +44,7 @@ class Grid(Enumerable):
         return (state - self._axis(state, move)).clamp(min=0)
 
     def features(self, state: Tensor) -> Tensor:
-        return one_hot(state, self.side).flatten(-2).float()
+        return (state.unsqueeze(-1) == arange(self.side, state.device)).flatten(-2).float()
 
     def all_states(self, row=None) -> Tensor:
         axes = [torch.arange(self.side)] * self.ndim

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from stochflow.env import Enumerable
 from stochflow.errors import UserError
+from stochflow.ops import arange
 
 DNA = "ACGT"
 RNA = "ACGU"
@@ -39,6 +39,7 @@ class Strings(Enumerable):
         self.stop = None if min_length is None else self.tokens
         self.num_moves = self.tokens + (self.stop is not None)
         self.horizon = length
+        self._places: Tensor | None = None
         self._code = {letter: i for i, letter in enumerate(alphabet)}
 
     # geometry ---------------------------------------------------------------------------------------------------
@@ -52,34 +53,29 @@ class Strings(Enumerable):
         return (state != self.pad).sum(-1)
 
     def moves(self, state: Tensor) -> Tensor:
-        size = self.lengths(state).unsqueeze(-1)
-        letters = (size < self.length).expand(*size.shape[:-1], self.tokens)
+        letters = (state[..., -1:] == self.pad).expand(*state.shape[:-1], self.tokens)
         if self.min_length is None:
             return letters
-        return torch.cat([letters, size >= self.min_length], -1)
+        return torch.cat([letters, self.lengths(state).unsqueeze(-1) >= self.min_length], -1)
 
     def step(self, state: Tensor, move: Tensor) -> Tensor:
-        here = torch.arange(self.length, device=state.device) == self.lengths(state).unsqueeze(-1)
+        here = arange(self.length, state.device) == self.lengths(state).unsqueeze(-1)
         letter = move.unsqueeze(-1)
-        return torch.where(here & (letter < self.tokens), letter, state)
+        return torch.where(here if self.stop is None else here & (letter < self.tokens), letter, state)
 
     def parents(self, state: Tensor) -> Tensor:
         size = self.lengths(state)
         last = state.gather(-1, (size - 1).clamp(min=0).unsqueeze(-1))
-        return (torch.arange(self.num_moves, device=state.device) == last) & (size > 0).unsqueeze(-1)
+        return (arange(self.num_moves, state.device) == last) & (size > 0).unsqueeze(-1)
 
     def unstep(self, state: Tensor, move: Tensor) -> Tensor:
-        last = torch.arange(self.length, device=state.device) == self.lengths(state).unsqueeze(-1) - 1
+        last = arange(self.length, state.device) == self.lengths(state).unsqueeze(-1) - 1
         return torch.where(last & (move.unsqueeze(-1) < self.tokens), self.pad, state)
 
     def features(self, state: Tensor) -> Tensor:
-        return one_hot(state, self.tokens + 1)[..., :-1].flatten(-2).float()
+        return (state.unsqueeze(-1) == arange(self.tokens, state.device)).flatten(-2).float()  # padding is all zeros
 
     # enumeration ------------------------------------------------------------------------------------------------
-
-    def _offset(self, size: Tensor) -> Tensor:
-        """Number of strings shorter than `size`: (K^size - 1) / (K - 1)."""
-        return (self.tokens**size - 1) // (self.tokens - 1)
 
     def all_states(self, row=None) -> Tensor:
         levels = []
@@ -92,12 +88,15 @@ class Strings(Enumerable):
         return torch.cat(levels)
 
     def index(self, state: Tensor) -> Tensor:
-        size = self.lengths(state)
-        column = torch.arange(self.length, device=state.device)
-        power = (size.unsqueeze(-1) - 1 - column).clamp(min=0)
-        inside = column < size.unsqueeze(-1)
-        number = torch.where(inside, state * self.tokens**power, 0).sum(-1)
-        return self._offset(size) + number
+        """Strings by length, then alphabet, are the nodes of a K-ary heap: index = sum_j (token_j + 1) K^(size - 1 - j)."""
+        if self._places is None or self._places.device != state.device:
+            back = torch.arange(self.length + 1).unsqueeze(1) - 1 - torch.arange(self.length)
+            self._places = torch.where(back >= 0, self.tokens ** back.clamp(min=0), 0).to(state.device)
+        return ((state + 1) * self._places[self.lengths(state)]).sum(-1)
+
+    def next_index(self, index: Tensor, move: Tensor) -> Tensor:
+        """The index after one more letter."""
+        return index * self.tokens + 1 + move
 
     def count(self) -> int:
         return (self.tokens ** (self.length + 1) - 1) // (self.tokens - 1)
