@@ -29,11 +29,7 @@ METHODS = {  # key -> (what the table calls it, what limit_tv knows it by)
     "sgfn-kl": ("SGFN-KL (joint)", "sgfn-kl"),
     "sgfn-kl-m": ("marginal DB + r x flow KL", "sgfn-kl"),
 }
-TASKS = {  # batch, learning rate, network: the tasks' own defaults
-    "tfbind8": {"batch": 1024, "lr": 5e-3, "net": "lookup", "hidden": 64, "steps": 1500},
-    "grid": {"batch": 64, "lr": 2e-3, "net": "mlp", "hidden": 128, "steps": 2000},
-}
-EXPLORE, EXPLORE_TAU = 0.1, 100.0
+STEPS = {"tfbind8": 1500, "grid": 2000}  # everything else is the task's own default
 
 
 def make_objective(key: str, weight: float) -> Any:
@@ -54,7 +50,7 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
     """Train one method and measure it three times: after a quarter, a half and all of its steps."""
     import torch
 
-    from stochflow import metrics, objectives
+    from stochflow import config, metrics, objectives
     from stochflow.dynamics import Neural
     from stochflow.exact import exact_law
     from stochflow.floors import limit_tv
@@ -64,7 +60,7 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
     from stochflow.tasks import grid_task, tfbind8_task
     from stochflow.trainer import Trainer
 
-    spec = TASKS[task_name]
+    spec = config.train_for(config.TASKS[task_name](), {})
     where = torch.device(device)
     if (task_name, stick) not in yardsticks:
         made = tfbind8_task(stick=stick) if task_name == "tfbind8" else grid_task(stick=stick)
@@ -74,11 +70,12 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
     torch.manual_seed(0)
     rows = list(range(seeds))
     objective = make_objective(key, weight)
-    net = Lookup(spec["hidden"], 2) if spec["net"] == "lookup" else MLP(spec["hidden"], 2)
+    net = Lookup(spec.hidden, spec.layers) if spec.net == "lookup" else MLP(spec.hidden, spec.layers)
     policy = Policy(task.env, net, seeds=rows, back_action=objective.form.back_action).to(where)
     dynamics = Neural(task.env, rows).to(where)
-    source = OnPolicy(task, policy, spec["batch"], EXPLORE, EXPLORE_TAU)
-    trainer = Trainer(task, policy, dynamics, objective, source, lr=spec["lr"], dynamics_lr=2e-3)
+    source = OnPolicy(task, policy, spec.batch, spec.explore, spec.explore_tau)
+    rates = {"lr": spec.lr, "clip": spec.clip, "dynamics_lr": spec.dynamics_lr, "dynamics_clip": spec.dynamics_clip}
+    trainer = Trainer(task, policy, dynamics, objective, source, **rates)
     target = yard.target.target
     curve: dict[str, list[float]] = {}
     seconds = 0.0
@@ -116,9 +113,9 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
         "method": key,
         "seeds": rows,
         "steps": steps,
-        "batch": spec["batch"],
-        "lr": spec["lr"],
-        "net": spec["net"],
+        "batch": spec.batch,
+        "net": spec.net,
+        **rates,
         "tv": curve[str(steps)],
         "tv_curve": curve,
         **end,
@@ -159,7 +156,7 @@ def study(args: argparse.Namespace) -> None:
             for key in args.methods:
                 if (task_name, stick, key) in done:
                     continue
-                steps = args.steps or TASKS[task_name]["steps"]
+                steps = args.steps or STEPS[task_name]
                 run = run_one(task_name, stick, key, args.seeds, steps, args.weight, args.device, yardsticks)
                 found["runs"].append(run)
                 out.parent.mkdir(parents=True, exist_ok=True)
@@ -193,6 +190,33 @@ def better(runs: dict[str, dict[str, Any]], with_kl: str, without: str) -> str:
     return f"{cell(change)} | {wins} of {len(change)}"
 
 
+PAIRS = (("sgfn-kl", "sdb", "SGFN-KL against SGFN-DB"), ("sgfn-kl-m", "db", "marginal DB with and without"))
+
+
+def in_short(groups: dict[tuple[str, float], dict[str, dict[str, Any]]], names: dict[str, str]) -> list[str]:
+    """One line a task: where the KL term helped, where it hurt, where the seeds do not say."""
+    from stochflow.metrics import interval
+
+    lines = []
+    for task, name in names.items():
+        said: dict[str, list[str]] = {"helps": [], "hurts": [], "makes no difference that these seeds show": []}
+        best: dict[float, str] = {}
+        for (t, stick), runs in groups.items():
+            if t != task:
+                continue
+            for with_kl, without, label in PAIRS:
+                if with_kl in runs and without in runs:
+                    i = interval([a - b for a, b in zip(runs[with_kl]["tv"], runs[without]["tv"], strict=True)])
+                    word = "helps" if i.high < 0 else "hurts" if i.low > 0 else "makes no difference that these seeds show"
+                    said[word].append(f"{label.replace(' with and without', '')} at {stick} ({i.median:+.4f})")
+            least = min(runs, key=lambda k: interval(runs[k]["tv"]).median)
+            best[stick] = f"{METHODS[least][0]} at {stick} ({interval(runs[least]['tv']).median:.4f})"
+        if best:
+            told = "; ".join(f"the KL term {word}: {', '.join(where)}" for word, where in said.items() if where)
+            lines.append(f"* {name}: {told}. Least median TV: {', '.join(best.values())}.")
+    return lines
+
+
 def render(found: dict[str, Any]) -> str:
     """The page that a results file makes: everything in it is read from the file."""
     names = {"tfbind8": "TFBind8 (beta 3, look-up trunk)", "grid": "Grid 8 x 8 (corners, MLP)"}
@@ -209,6 +233,14 @@ def render(found: dict[str, Any]) -> str:
     groups: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
     for run in found["runs"]:
         groups.setdefault((run["task"], run["stick"]), {})[run["method"]] = run
+    lines += [
+        "",
+        "## In short",
+        "",
+        "Changes of the median TV; the term counts as helping or hurting where the interval of the paired change leaves out 0.",
+        "",
+    ]
+    lines += in_short(groups, names)
     for task in names:
         mine = {stick: runs for (t, stick), runs in groups.items() if t == task}
         if not mine:
@@ -234,10 +266,7 @@ def render(found: dict[str, Any]) -> str:
         lines += ["", "Change of TV when the KL term is added (negative is better), the same seeds paired:", ""]
         lines += ["| stick | objective | change of TV | seeds that gained |", "|---|---|---|---|"]
         for stick, runs in mine.items():
-            for with_kl, without, label in (
-                ("sgfn-kl", "sdb", "SGFN-KL against SGFN-DB"),
-                ("sgfn-kl-m", "db", "marginal DB with and without"),
-            ):
+            for with_kl, without, label in PAIRS:
                 if with_kl in runs and without in runs:
                     lines.append(f"| {stick} | {label} | {better(runs, with_kl, without)} |")
         ratios = [(stick, runs["sgfn-kl"]) for stick, runs in mine.items() if "sgfn-kl" in runs]
@@ -273,7 +302,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="for both tasks; 0: each task's own")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--weight", type=float, default=1.0, help="of the KL term")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=list(STEPS), choices=list(STEPS))
     parser.add_argument("--sticks", nargs="+", type=float, default=list(STICKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--render", metavar="JSON", help="print the page of a results file instead")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -531,3 +533,13 @@ def test_entropy_exploration_flattens_by_the_ratio_of_earlier_rollouts():
 
 def test_modes_by_the_documents_name():
     assert calculate_num_modes(["abc", "abd", "xyz", "xzy", "abc"]) == 2
+
+
+def test_the_pages_examples_run_as_written(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/source-documents.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(compile(block, "docs/source-documents.md", "exec"), {})
+    assert (tmp_path / "generator.safetensors").exists()
