@@ -157,7 +157,7 @@ class TFBind8Task:
     """CSV of an action x move table, for --noise confusion"""
 
     name: ClassVar[str] = "tfbind8"
-    train: ClassVar[dict[str, Any]] = {"net": "lookup", "batch": 1024, "lr": 2e-2, "hidden": 64, "steps": 1500}
+    train: ClassVar[dict[str, Any]] = {"net": "lookup", "batch": 1024, "lr": 5e-3, "hidden": 64, "steps": 2000}
 
 
 TASKS: dict[str, type] = {t.name: t for t in (GridTask, TFBind8Task)}

@@ -13,9 +13,10 @@ class FlatParameters:
     """
 
     RECENT = 8.0
+    FOLLOW = 0.05  # of each step into the follower
     TAU = 1000.0  # steps after which the rate begins to fall, as lr / (1 + step / TAU)^decay
 
-    def __init__(self, module: nn.Module, lr: float, clip: float, decay: float = 0.0):
+    def __init__(self, module: nn.Module, lr: float, clip: float, decay: float = 0.5, follow: bool = False):
         self.named = dict(module.named_parameters())
         self.clip, self.lr, self.decay = clip, lr, decay
         sizes = [p.numel() for p in self.named.values()]
@@ -23,6 +24,7 @@ class FlatParameters:
         self.values = nn.Parameter(torch.empty(sum(sizes), device=first.device))
         self.values.grad = torch.zeros_like(self.values)
         self.average = torch.empty_like(self.values, requires_grad=False)
+        self.follower = self.average.clone() if follow else None  # a short memory, for targets that bootstrap
         self.grads: list[Tensor] = []  # [S, n] views, one a parameter
         self.slices: dict[str, slice] = {}
         start = 0
@@ -36,6 +38,8 @@ class FlatParameters:
                 self.slices[name] = here
                 start += size
             self.average.copy_(self.values)
+            if self.follower is not None:
+                self.follower.copy_(self.values)
         self.rate = torch.tensor(lr, dtype=torch.float32, device=first.device)
         self.optimiser = torch.optim.Adam([self.values], lr=self.rate, fused=True, capturable=first.is_cuda)
 
@@ -58,6 +62,8 @@ class FlatParameters:
         self.rate.copy_(self.lr / (1 + step / self.TAU) ** self.decay)
         self.optimiser.step()
         self.average.lerp_(self.values, (self.RECENT / (step + self.RECENT)).to(self.values.dtype))
+        if self.follower is not None:
+            self.follower.lerp_(self.values, self.FOLLOW)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -66,13 +72,19 @@ class FlatParameters:
         self.values.copy_(self.average)
         self.average.copy_(kept)
 
+    def followed(self) -> dict[str, Tensor]:
+        """The follower's parameters by name, as views."""
+        assert self.follower is not None
+        return {name: self.follower[here].view(self.named[name].shape) for name, here in self.slices.items()}
+
     def _vectors(self) -> dict[str, Tensor]:
         state = self.optimiser.state[self.values]
         if not state:  # Adam makes its state at the first step; a checkpoint needs it before
             state["step"] = torch.zeros((), dtype=torch.float32, device=self.values.device)
             state["exp_avg"] = torch.zeros_like(self.values, requires_grad=False)
             state["exp_avg_sq"] = torch.zeros_like(self.values, requires_grad=False)
-        return {"weight": self.values.data, "average": self.average, "adam_mean": state["exp_avg"], "adam_square": state["exp_avg_sq"]}
+        parts = {"weight": self.values.data, "average": self.average, "adam_mean": state["exp_avg"], "adam_square": state["exp_avg_sq"]}
+        return parts if self.follower is None else parts | {"follower": self.follower}
 
     def state_dict(self) -> dict[str, Tensor]:
         parts = self._vectors()

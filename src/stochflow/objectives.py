@@ -22,6 +22,7 @@ from stochflow.entropy import (
     mean_entropy_ratio,
     normalised_entropy,
     state_kl,
+    temperature,
 )
 from stochflow.errors import UserError
 from stochflow.ops import NEG, masked_log_softmax, masked_mean, pick
@@ -49,6 +50,7 @@ class Objective(ABC):
 
     form: Form = MARGINAL
     reports: tuple[str, ...] = ()  # names of the figures that `loss_and_stats` gives beside the loss
+    bootstraps: bool = False  # learns from the network's own flows of children: give it weights that move slowly
     on_policy: bool = False  # holds for the policy's own trajectories alone: no exploration, no replay
     memory: nn.Module | None = None  # what it keeps from batch to batch, to be saved with the run
 
@@ -177,16 +179,18 @@ class FlowKL(Objective):
     """State-level flow KL: KL(p(.|s) || F(child) P_B / sum) + (log F(s) - log sum)^2 / 2, children's flows detached.
 
     Alone it reaches the per-state optimum where the target is out of reach, whatever the sampling. It asks for the
-    reward of every child that is complete and of every visited state that may stop.
+    reward of every child that is complete and of every visited state that may stop. A backward policy, where there is a
+    choice of parents, learns by likelihood to be the reversal of the forward one, which it is at balance.
     """
 
     form: Form = MARGINAL
 
     reports = ("kl",)
+    bootstraps = True
 
     @property
     def needs(self):
-        return frozenset({"law", "log_flow"})
+        return frozenset({"law", "log_flow", "log_pb"})
 
     def residual(self, t):
         return t.log_flow[:-1]  # a state-level loss has no trajectory residual; see `loss`
@@ -196,7 +200,9 @@ class FlowKL(Objective):
 
     def loss_and_stats(self, t, world):
         kl, gap, usable = flow_kl(t, world)
-        return masked_mean(kl + 0.5 * gap.square(), usable, (0, 2)), {"kl": masked_mean(kl.detach(), usable, (0, 2))}
+        reverse = masked_mean(-t.log_pb, t.alive, (0, 2))
+        reverse = reverse - reverse.detach()  # its gradient only: the loss stays zero at balance
+        return masked_mean(kl + 0.5 * gap.square(), usable, (0, 2)) + reverse, {"kl": masked_mean(kl.detach(), usable, (0, 2))}
 
 
 @dataclass(frozen=True)
@@ -254,6 +260,14 @@ class SGFNKL(Objective):
         band = entropy_band(t.entropy.detach(), t.choices, t.alive, self.per_step)
         return band if self.memory is None else self.memory(band)
 
+    def temper(self) -> Tensor:
+        """What to flatten the policy by while exploring, [S, 1, 1]: the remembered ratio, 1 before the first batch."""
+        if self.memory is None or self.per_step:
+            raise UserError(
+                "exploring by the entropy ratio needs the ratio of earlier batches: give the objective an EntropyAverage(seeds)"
+            )
+        return temperature(mean_entropy_ratio(*self.memory.band, self.gammas))
+
 
 def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
     """(KL, log F - log sum of what flows on, where both are known), each [T, S, B].
@@ -268,14 +282,15 @@ def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
     move = torch.arange(moves, device=mask.device).expand(mask.shape)
     child = env.step(here.unsqueeze(-2).expand(*mask.shape, here.shape[-1]), move)  # [T, S, B, M, D]
     flat = child.movedim(1, 0).reshape(seeds, -1, child.shape[-1])
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not env.tree):  # on a tree nothing of a child is trained here
-        out = world.policy(flat)
+    steady = world.policy if world.steady is None else world.steady
+    with torch.no_grad():  # nothing of a child is trained here: P_B that may follow F, and F that follows P_B, drift together
+        out = steady(flat)
 
     def back(x: Tensor) -> Tensor:
         return x.view(seeds, steps, batch, moves, *x.shape[2:]).movedim(0, 1)
 
     legal = env.real_moves(mask)
-    flow = back(out.log_flow).detach()
+    flow = back(out.log_flow)
     complete = legal & env.complete(child)
     usable = t.alive
     reward = world.ask(child, complete & t.alive.unsqueeze(-1))

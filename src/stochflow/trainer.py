@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from stochflow.buffer import Buffer
 from stochflow.capture import Captured, warm_up
@@ -58,12 +59,12 @@ class Trainer:
         self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
         self.dynamics_buffer, self.dynamics_rounds, self.dynamics_sample_size = dynamics_buffer, dynamics_rounds, dynamics_sample_size
         device = policy.device
-        self.policy_flat = FlatParameters(policy, lr, clip, decay=0.5)
+        self.policy_flat = FlatParameters(policy, lr, clip, follow=objective.bootstraps)
         self.dynamics_flat = FlatParameters(dynamics, dynamics_lr, dynamics_clip) if any(True for _ in dynamics.parameters()) else None
         self.step = torch.zeros((), dtype=torch.float64, device=device)  # what schedules read
         self.steps_done = 0  # the same on the host
         self.oracle_calls = torch.zeros((), dtype=torch.long, device=device)
-        self.raw_stats = torch.zeros(len(STATS), policy.num_seeds, device=device)
+        self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
         self.needs = objective.needs | {"entropy"}
         self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
         self.capture = capture
@@ -87,13 +88,15 @@ class Trainer:
         self.policy_flat.zero_grad()
         with self._steady_dynamics():
             terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, self.needs)
-        world = World(self.task, self.policy, self.dynamics, batch, self.step, self._ask)
-        loss = self.objective.loss(terms, world)  # [S]
+        world = World(
+            self.task, self.policy, self.dynamics, batch, self.step, self._ask, self._steady_policy if self.objective.bootstraps else None
+        )
+        loss, extra = self.objective.loss_and_stats(terms, world)  # [S]
         loss.sum().backward()
         norm = self.policy_flat.clip_gradient()
         self.policy_flat.update(self.step)
         dynamics_loss, dynamics_norm = self._learn_dynamics(traj)
-        self._note(batch, terms, loss.detach(), norm, dynamics_loss, dynamics_norm)
+        self._note(batch, terms, [loss.detach(), dynamics_loss, norm, dynamics_norm], extra)
         self.step += 1
 
     def iterate(self) -> None:
@@ -155,6 +158,10 @@ class Trainer:
         self.oracle_calls += where.sum()
         return self.task.reward(self.task.oracle(states), states, self.step).float()
 
+    def _steady_policy(self, state: Tensor) -> Any:
+        """The policy with slowly following weights, beside the one that learns."""
+        return functional_call(self.policy, self.policy_flat.followed(), (state,))
+
     @contextmanager
     def _steady_dynamics(self) -> Iterator[None]:
         """The flows balance against the averaged dynamics: the last step's noise in P would be noise in every balance."""
@@ -187,29 +194,20 @@ class Trainer:
         return loss.detach(), norm
 
     @torch.no_grad()
-    def _note(self, batch: Trajectories, terms: Terms, loss: Tensor, norm: Tensor, dynamics_loss: Tensor, dynamics_norm: Tensor) -> None:
+    def _note(self, batch: Trajectories, terms: Terms, learned: list[Tensor], extra: dict[str, Tensor]) -> None:
+        """Figures of this iteration into static memory; `learned` in the order of STATS' first four."""
         length = batch.alive.sum(0).float()
         log_z = terms.log_flow[0] if terms.log_flow is not None else terms.log_z
         entropy = terms.entropy.sum((0, 2)) / length.sum(1).clamp(min=1)
-        finite = (torch.isfinite(loss) & torch.isfinite(norm)).float()
-        rows = (
-            loss,
-            dynamics_loss,
-            norm,
-            dynamics_norm,
-            log_z.mean(1),
-            batch.score.mean(1),
-            terms.log_reward.mean(1),
-            length.mean(1),
-            entropy,
-            finite,
-        )
+        finite = (torch.isfinite(learned[0]) & torch.isfinite(learned[2])).float()
+        rows = [*learned, log_z.mean(1), batch.score.mean(1), terms.log_reward.mean(1), length.mean(1), entropy, finite]
+        rows += [extra[name] for name in self.objective.reports]
         self.raw_stats.copy_(torch.stack([r.to(self.raw_stats) for r in rows]))
 
     @property
     def stats(self) -> dict[str, Tensor]:
         """The last iteration's figures, one a seed [S]; reading them is the one place where the device is waited for."""
-        return dict(zip(STATS, self.raw_stats.cpu(), strict=True))
+        return dict(zip((*STATS, *self.objective.reports), self.raw_stats.cpu(), strict=True))
 
     # weights and state --------------------------------------------------------------------------------------------
 
@@ -232,6 +230,7 @@ class Trainer:
             "counts": self.dynamics if self.dynamics_flat is None else None,
             "source": self.source,
             "dynamics_buffer": self.dynamics_buffer,
+            "objective": self.objective.memory,
         }
 
     def state_dict(self) -> dict[str, Tensor]:
