@@ -66,6 +66,12 @@ class ByHand:
         self.floor = gen.args.reward_exp_min
         self.known = {s: math.log(max(r, self.floor)) for s, _, r in log}
         self.M = self.K + (self.min_len is not None)
+        self.seen = np.zeros((self.K, self.K), bool)  # which thought has become which letter
+        for s, thought, _ in log:
+            for a, m in zip(thought, s, strict=True):
+                self.seen[DNA.alphabet.index(a), DNA.alphabet.index(m)] = True
+        silent = ~self.seen.any(1)
+        self.seen[silent, silent] = True  # a thought nobody has had becomes itself
         self.steps = [self.string(*entry) for entry in log]
 
     def outputs(self, prefix):
@@ -75,15 +81,18 @@ class ByHand:
         log_pi = np.full(self.M, -np.inf)
         if legal.any():
             log_pi[legal] = log_softmax(x[: self.M][legal])
-        back = log_softmax(x[self.M : self.M + self.K])  # letters alone: STOP is never noisy
+        back = np.full(self.K, -np.inf)  # letters alone: STOP is never noisy
+        if prefix:
+            possible = self.seen[:, DNA.alphabet.index(prefix[-1])]
+            back[possible] = log_softmax(x[self.M : self.M + self.K][possible])
         return log_pi, back, x[-1], legal
 
     def channel(self, prefix):
         state = self.gen.env.initial((1, 1))
         state[0, 0, : len(prefix)] = DNA.process([prefix])[0] if prefix else torch.zeros(0, dtype=torch.long)
         with torch.no_grad():
-            table = self.gen.forward_dynamics.logits(state)[0, 0].double().numpy()
-        return log_softmax(table[: self.K, : self.K], 1)
+            table = self.gen.forward_dynamics.net.logits(state)[0, 0].double().numpy()
+        return log_softmax(np.where(self.seen, table[: self.K, : self.K], -np.inf), 1)
 
     def end_flow(self, prefix, ended):
         return self.known[prefix] if ended else self.outputs(prefix)[2]
@@ -116,7 +125,7 @@ class ByHand:
 
     def state(self, prefix, flow, log_pi):
         """KL + gap^2 / 2 at a state, or None where a child's flow is not in the log."""
-        p = logsumexp(log_pi[: self.K, None] + self.channel(prefix), axis=0)
+        p = logsumexp(log_pi[: self.K, None] + self.channel(prefix), axis=0).clip(min=-1e9)  # 0 log 0 = 0
         onward = []
         for letter in DNA.alphabet:
             child = prefix + letter
@@ -293,6 +302,20 @@ def test_kl_term_counts_only_states_whose_children_are_all_known():
     whole = [x["state"] for rows in ByHand(gen, [*partial["bulk_trajs"], *rest]).steps[:2] for x in rows]
     more = gen.get_loss(partial)[0] - sdb.get_loss(partial)[0]
     assert more.item() == pytest.approx(0.7 * hand.r(0.25) * np.mean(whole), rel=1e-4)
+
+
+def test_what_the_log_never_showed_is_impossible_until_it_does():
+    """Without noise P is the identity at once, the backward law has nothing to choose, and SDB is deterministic DB."""
+    quiet = {"bulk_trajs": [("ACG", "ACG", 0.5), ("TTG", "TTG", 2.0)]}
+    gen, det = make(StochasticDBGFlowNetGenerator), make(DeterministicDBGFlowNetGenerator)
+    (loss, info), (plain, _) = gen.get_loss(quiet), det.get_loss(quiet)
+    assert info["forward_model_logits"].abs().max().item() == 0
+    assert loss.item() == plain.item()
+    assert torch.equal(info["pol_back_logits"].exp().argmax(-1), info["real_actions"].T)
+    _, info = gen.get_loss({"bulk_trajs": [("ACT", "ACG", 0.5)]})  # G became T, once
+    assert info["forward_model_logits"][0].tolist()[:2] == [0, 0]
+    assert info["forward_model_logits"][0, 2].item() < -0.1
+    assert bool(info["ll_diff"].abs().max() < 100)
 
 
 def test_a_string_measured_twice_has_the_geometric_mean():

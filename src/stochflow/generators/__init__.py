@@ -5,6 +5,7 @@ Which name of which document lives where, and what was put right, is in docs/sou
 """
 
 from stochflow.generators.args import GeneratorArgs, Tokenizer
+from stochflow.generators.dynamics import LogDynamics
 from stochflow.generators.log import LogBook, ReplayBuffer, trajectories
 from stochflow.generators.models import (
     DeterministicDBGFlowNetGenerator,
@@ -23,6 +24,7 @@ __all__ = [
     "GFlowNetGenerator",
     "GeneratorArgs",
     "LogBook",
+    "LogDynamics",
     "ReplayBuffer",
     "RolloutWorker",
     "StochasticDBGFlowNetGenerator",

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from stochflow import runs
-from stochflow.dynamics import Neural
 from stochflow.entropy import EntropyAverage, entropy_band, mean_entropy_ratio
 from stochflow.env import Channel
 from stochflow.envs import Strings
 from stochflow.errors import UserError
 from stochflow.evaluate import evaluate
 from stochflow.generators.args import GeneratorArgs, Tokenizer
+from stochflow.generators.dynamics import LogDynamics
 from stochflow.generators.log import LogBook, ReplayBuffer, entries, trajectories
 from stochflow.nets import MLP, Policy
 from stochflow.objectives import INTENDED, JOINT, SGFNKL, DetailedBalance, LogVariance, Objective, TrajectoryBalance
@@ -60,7 +60,7 @@ class GFlowNetGenerator(nn.Module, ABC):
         with torch.no_grad():
             self.model.log_z_unit.fill_(a.gen_partition_init / Policy.LOG_Z_SCALE)
         self.model.to(a.device)
-        self.forward_dynamics = Neural(env, [a.seed], a.dynamics_num_hidden, a.dynamics_num_layers).to(a.device)
+        self.forward_dynamics = LogDynamics(env, a.seed, a.dynamics_num_hidden, a.dynamics_num_layers).to(a.device)
         self.book = LogBook(a.reward_exp_min)
         # without a world of its own, what happens is what the learned dynamics says
         self.task = Task(env, self.forward_dynamics, self.book, Power(1.0, a.reward_exp_min))
@@ -99,6 +99,7 @@ class GFlowNetGenerator(nn.Module, ABC):
             raise UserError('a batch is {"bulk_trajs": [(string, thought string, reward), ...]}, but this one has no "bulk_trajs"')
         self._last = trajectories(self.env, self.tokenizer, batch["bulk_trajs"], self.args.device)
         self.book.add(self._last)
+        self.forward_dynamics.observe(self._last)
         return self._last
 
     def get_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
@@ -213,8 +214,7 @@ class GFlowNetGenerator(nn.Module, ABC):
         """Everything, so that training goes on from it, in one safetensors file."""
         tensors = {f"trainer.{k}": v for k, v in self.trainer.state_dict().items()}
         tensors |= {f"book.{k}": v for k, v in self.book.state_dict(self.env.length).items()}
-        if isinstance(self.objective.memory, nn.Module):
-            tensors |= {f"memory.{k}": v for k, v in self.objective.memory.state_dict().items()}
+        tensors["seen"] = self.forward_dynamics.seen
         kept = {
             "step": self.trainer.steps_done,
             "generator": type(self).__name__,
@@ -243,8 +243,7 @@ class GFlowNetGenerator(nn.Module, ABC):
         with torch.random.fork_rng(devices):
             made.trainer.load_state_dict(part("trainer"))
         made.book.load_state_dict(part("book"))
-        if isinstance(made.objective.memory, nn.Module):
-            made.objective.memory.load_state_dict(part("memory"))
+        made.forward_dynamics.seen.copy_(found.tensors["seen"])
         return made
 
 

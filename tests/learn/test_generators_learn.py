@@ -1,0 +1,111 @@
+"""From strings alone: a log of (string, thought string, reward) is enough to learn the target law, at every length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stochflow import metrics
+from stochflow.channels import Exact, Slip
+from stochflow.envs import Strings
+from stochflow.exact import Graph, exact_law, target_law
+from stochflow.floors import floor
+from stochflow.generators import (
+    DeterministicDBGFlowNetGenerator,
+    GeneratorArgs,
+    RolloutWorker,
+    StochasticDBGFlowNetGenerator,
+    StochasticKL2GFlowNetGenerator,
+    StochasticKL3GFlowNetGenerator,
+    StochasticKLGFlowNetGenerator,
+    Tokenizer,
+    TrajectoryBalanceGFlowNetGenerator,
+)
+from stochflow.oracles import Table
+from stochflow.rewards import Power
+from stochflow.types import Task
+
+pytestmark = pytest.mark.slow
+ABC = Tokenizer("ABC")
+STOCHASTIC = [
+    StochasticDBGFlowNetGenerator,
+    StochasticKLGFlowNetGenerator,
+    StochasticKL2GFlowNetGenerator,
+    StochasticKL3GFlowNetGenerator,
+    TrajectoryBalanceGFlowNetGenerator,
+]
+
+
+def world(alpha, min_len):
+    env = Strings("ABC", 3, min_len)
+    rewards = 0.3 + torch.rand(env.count(), generator=torch.Generator().manual_seed(0))
+    return Task(env, Slip(alpha) if alpha else Exact(), Table(env, rewards), Power(1.0, 1e-3))
+
+
+def synthetic_log(task, size, seed=0):
+    """What a laboratory that tries everything would write down: random intentions, what came of them, and the measured reward."""
+    gen = torch.Generator().manual_seed(seed)
+    env, log = task.env, []
+    alpha = getattr(task.channel, "alpha", 0.0)
+    slips = (torch.rand(size, env.length, generator=gen) < alpha).tolist()
+    meant, other = (torch.randint(3, (size, env.length), generator=gen).tolist() for _ in range(2))
+    lengths = torch.randint(env.min_length or env.length, env.length + 1, (size,), generator=gen).tolist()
+    for slip, a, b, length in zip(slips, meant, other, lengths, strict=True):
+        thought = "".join("ABC"[a[i]] for i in range(length))
+        string = "".join("ABC"[b[i] if slip[i] else a[i]] for i in range(length))
+        log.append((string, thought))
+    scores = task.oracle(env.encode([s for s, _ in log])).tolist()
+    return [(s, t, r) for (s, t), r in zip(log, scores, strict=True)]
+
+
+def train(cls, task, log, steps=600, batch=128):
+    torch.manual_seed(0)
+    gen = cls(GeneratorArgs(max_len=3, min_len=task.env.min_length, gen_num_hidden=64, gen_learning_rate=5e-3), ABC)
+    for _ in range(steps):
+        chosen = torch.randint(len(log), (batch,)).tolist()
+        gen.train_step({"bulk_trajs": [log[i] for i in chosen]})
+    return gen
+
+
+def tv(gen, task):
+    graph = Graph(task.env)
+    with gen.trainer.averaged():
+        law = exact_law(graph, task.channel, gen.model)
+    return float(metrics.tv(law, target_law(graph, task).target)[0])
+
+
+@pytest.mark.parametrize("min_len", [None, 1], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("cls", STOCHASTIC)
+def test_the_target_law_is_learned_from_a_log_through_the_noise(cls, min_len):
+    task = world(0.25, min_len)
+    gen = train(cls, task, synthetic_log(task, 4000))
+    assert tv(gen, task) < floor(task).floor_tv + 0.05
+
+
+@pytest.mark.parametrize("min_len", [None, 1], ids=["fixed", "ragged"])
+def test_the_deterministic_baseline_is_right_without_noise_and_wrong_with_it(min_len):
+    quiet, noisy = world(0.0, min_len), world(0.25, min_len)
+    for cls in (DeterministicDBGFlowNetGenerator, StochasticDBGFlowNetGenerator):
+        assert tv(train(cls, quiet, synthetic_log(quiet, 4000)), quiet) < 0.02
+    assert tv(train(DeterministicDBGFlowNetGenerator, noisy, synthetic_log(noisy, 4000)), noisy) > 0.06
+
+
+def test_worker_and_generator_learn_together():
+    """The documents' loop: roll out through the noise, score once a batch, train; the exponent has ramped up by the end."""
+    task = world(0.25, None)
+    env = task.env
+    args = GeneratorArgs(
+        max_len=3,
+        gen_num_hidden=64,
+        gen_learning_rate=5e-3,
+        gen_episodes_per_step=128,
+        stick=0.25,
+        reward_exp=2.0,
+        random_action_prob=0.05,
+    )
+    torch.manual_seed(0)
+    worker = RolloutWorker(args, lambda strings: task.oracle(env.encode(strings)).tolist(), ABC)
+    gen = StochasticDBGFlowNetGenerator(args, ABC)
+    for it in range(600):
+        gen.train_step(worker.execute_train_episode_batch(gen, it))
+    assert tv(gen, task._replace(reward=Power(2.0, 1e-3))) < 0.05
