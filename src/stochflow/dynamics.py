@@ -1,6 +1,7 @@
 """Models of the channel behind one interface: known, counted, learned.
 
 Whatever the model, the flow losses see it detached: a balance must never be met by bending the world.
+Models that look at the past (`thoughts`) keep it in the channel's memory, as the worlds of `memory` do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Dynamics(Channel, nn.Module):
         """[S] cross-entropy of the realised move over real steps."""
         real = trainable_steps(self.env, traj)
         here = traj.states[:-1]
-        log_p = self.log_probs(here, self.env.real_moves(self.env.moves(here)), traj.actions.clamp(min=0))
+        legal = self.env.real_moves(self.env.moves(here))
+        log_p = self.log_probs(here, legal, traj.actions.clamp(min=0), remembered(self, traj))
         return masked_mean(-pick(log_p, traj.moves), real, (0, 2))
 
     def observe(self, traj: Trajectories) -> None:
@@ -38,6 +40,19 @@ def trainable_steps(env: Env, traj: Trajectories) -> Tensor:
     """[T, S, B] True where an action met the channel in the real world and had more than one way to go."""
     noisy = traj.alive & traj.real & (traj.actions >= 0)
     return noisy if env.stop is None else noisy & (traj.actions != env.stop)
+
+
+def remembered(channel: Channel, traj: Trajectories) -> Tensor | None:
+    """The channel's memory before each step, [T, S, B, ...]; None for a channel without memory."""
+    memory = channel.begin(traj.states[0])
+    if memory is None:
+        return None
+    steps: list[Tensor] = []
+    for t in range(traj.moves.shape[0]):
+        steps.append(memory)
+        memory = channel.remember(memory, traj.states[t], traj.actions[t], traj.moves[t])
+        assert memory is not None
+    return torch.stack(steps)
 
 
 class Known(Dynamics):
@@ -86,7 +101,7 @@ class Tabular(Dynamics):
         row = self._row(legal, torch.zeros_like(legal[..., 0], dtype=torch.long)).unsqueeze(-1) + every  # [..., M actions]
         counts = self.counts.view(-1, m)[row] + self.prior
         table = masked_log_softmax(counts.log().float(), legal.unsqueeze(-2).expand_as(counts))
-        return _through(table, legal, log_pi)
+        return through(table, legal, log_pi)
 
     def observe(self, traj):
         real = trainable_steps(self.env, traj)
@@ -132,10 +147,10 @@ class Neural(Dynamics):
         with torch.no_grad():
             logits = self.logits(state)
             table = masked_log_softmax(logits, legal.unsqueeze(-2).expand_as(logits))
-        return _through(table, legal, log_pi)
+        return through(table, legal, log_pi)
 
 
-def _through(table: Tensor, legal: Tensor, log_pi: Tensor) -> Tensor:
+def through(table: Tensor, legal: Tensor, log_pi: Tensor) -> Tensor:
     """log sum_a pi(a) P(move | a) from the table of all actions [..., M, M]."""
     joint = torch.where(legal.unsqueeze(-1), log_pi.unsqueeze(-1) + table, NEG)
     return torch.where(legal, joint.logsumexp(-2), NEG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -18,25 +19,34 @@ from stochflow import config
 from stochflow.channels import Confusion, Exact, Neighbour, Slip
 from stochflow.data import tfbind8
 from stochflow.env import Channel, Enumerable, Env
-from stochflow.envs import Grid, Strings
+from stochflow.envs import Conditioned, Grid, Strings
 from stochflow.envs.grid import Corners
+from stochflow.envs.strings import PROTEIN
 from stochflow.errors import UserError, did_you_mean
+from stochflow.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
 from stochflow.modes import tfbind8_modes
-from stochflow.oracles import Host, Table
-from stochflow.rewards import Power
+from stochflow.oracles import Cached, Host, Table
+from stochflow.rewards import Linear, Power
 from stochflow.types import Task
 
 
-def build(settings: config.GridTask | config.TFBind8Task | config.UserTask) -> Task:
+def build(settings: Any) -> Task:
     """The task that a settings dataclass of `config` describes."""
     if isinstance(settings, config.UserTask):
         return load(settings.name, **settings.settings)
-    makers: dict[type, Callable[..., Task]] = {config.GridTask: grid_task, config.TFBind8Task: tfbind8_task}
-    maker = makers.get(type(settings))
-    if maker is None:
-        known = ", ".join(t.__name__ for t in makers)
+    makers: dict[str, Callable[..., Task]] = {
+        "grid": grid_task,
+        "tfbind8": tfbind8_task,
+        "bits": bits_task,
+        "gc": gc_task,
+        "peptide": peptide_task,
+        "rna": rna_task,
+    }
+    ships = type(settings) in config.TASKS.values() and settings.name in makers
+    if not ships:
+        known = ", ".join(t.__name__ for name, t in config.TASKS.items() if name in makers)
         raise UserError(f"{settings!r} describes no task that ships: give one of {known}, or load your own with tasks.load")
-    return maker(**asdict(settings))
+    return makers[settings.name](**asdict(settings))
 
 
 def grid_task(ndim: int = 2, side: int = 8, base: float = 1e-3, stick: float = 0.0, noise: str = "slip", confusion: str = "") -> Task:
@@ -62,6 +72,86 @@ def tfbind8_task(
     bright = np.zeros(len(scores), dtype=bool)
     bright[tfbind8_modes(table)] = True
     return Task(env, make_channel(env, stick, noise, confusion), Table(env, scores, bright), Power(beta, floor, ramp))
+
+
+def bits_task(
+    length: int = 120,
+    bits: int = 4,
+    modes: int = 60,
+    beta: float = 1.0,
+    mode_seed: int = 0,
+    stick: float = 0.0,
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """Sequences of `length` bits, `bits` of them a token, drawn to `modes` known ones: R = exp(-beta * distance to the nearest)."""
+    if not 1 <= bits <= 10:
+        raise UserError(f"a token of {bits} bits makes an alphabet of 2^{bits} letters: give 1 to 10 bits")
+    if not 8 <= length <= 120 or length % 8 or length % bits:
+        raise UserError(f"length = {length} bits cannot be built: give a multiple of 8 and of bits = {bits}, from 8 to 120")
+    if modes < 1:
+        raise UserError(f"modes = {modes} leaves nothing to find: give 1 or more")
+    if not beta > 0:
+        raise UserError(f"beta = {beta} must be above 0: it is what a wrong bit costs")
+    env = Strings(bit_alphabet(bits), length // bits)
+    return Task(env, make_channel(env, stick, noise, confusion), BitModes(env, bits, modes, mode_seed), Linear(beta * length))
+
+
+def gc_task(
+    length: int = 6,
+    targets: str = "0.2,0.5,0.8",
+    betas: str = "4,12",
+    stick: float = 0.1,
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """DNA of a GC content on demand, at a temperature on demand: one context for every pair of target and beta; R = exp(beta * (1 - |GC - target|))."""
+    wanted, sharp = _numbers("targets", targets), _numbers("betas", betas)
+    if min(wanted) < 0 or max(wanted) > 1:
+        raise UserError(f"targets = {targets!r} are shares of G and C: give numbers between 0 and 1")
+    if min(sharp) < 0:
+        raise UserError(f"betas = {betas!r} are inverse temperatures: give numbers of at least 0")
+    env = Conditioned(Strings("ACGT", length), torch.cartesian_prod(torch.tensor(wanted), torch.tensor(sharp)))
+    return Task(env, make_channel(env, stick, noise, confusion), GCContent(env), Tempered(env))
+
+
+def peptide_task(
+    min_length: int = 10,
+    beta: float = 3.0,
+    floor: float = 1e-3,
+    ramp: float = 0.0,
+    stick: float = 0.0,
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """Peptides of up to 50 residues that look antimicrobial to a network trained on shipped data; R = max(score, floor)^beta."""
+    env = Strings(PROTEIN, 50, min_length)
+    return Task(env, make_channel(env, stick, noise, confusion), PeptideProxy(env), Power(beta, floor, ramp))
+
+
+def rna_task(
+    structure: str = "((((....))))..((((....))))",
+    beta: float = 3.0,
+    floor: float = 1e-2,
+    ramp: float = 0.0,
+    stick: float = 0.0,
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """RNA that folds into a structure (dot-bracket), by ViennaRNA on the host, each sequence folded once."""
+    fold = RNAFold(structure)
+    env = Strings("ACGU", len(structure))
+    return Task(env, make_channel(env, stick, noise, confusion), Cached(Host(fold, env)), Power(beta, floor, ramp))
+
+
+def _numbers(what: str, text: str) -> list[float]:
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"{what} = {text!r} must be numbers with commas between, such as 0.2,0.5,0.8") from None
+    if not all(math.isfinite(x) for x in found):
+        raise UserError(f"{what} = {text!r} must be finite numbers")
+    return found
 
 
 def strings_task(
