@@ -1,0 +1,335 @@
+"""Is a run well? A handful of named diagnostics over the lines of `metrics.jsonl` and the run's `config.json`.
+
+Each is a pure function that looks at what was logged so far and answers with a `Finding` (what was seen, what it means,
+what to try) or with None. Nothing here needs torch, so the report, the live view and the command line all ask the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Row = dict[str, Any]
+Level = Literal["warning", "serious"]
+
+WARM_UP = 200  # steps before which nothing but an explosion is judged: every run begins far away
+FAR_LOG_Z = 1.0  # nats between the learned log Z and the one the samples imply
+MISSED = 1.0  # nats of KL(target || learned) from which the law has lost a part of the target
+FEW = 3.0  # effective number of ways from which a policy counts as collapsed
+EXCESS = 0.02  # TV above what the world allows that is worth a word
+STALLED = 0.9  # the loss of the newer half over that of the older one: above it, it no longer falls
+SMALL = 0.01  # a loss this fraction of the first one has done what it can, even if it still falls
+NOISE_GAP = 0.02  # nats by which a model of the noise may exceed the entropy of the true channel
+SPIKE = 100.0  # a gradient this many times its usual size
+OLD = 500.0  # steps of age at which a replayed trajectory speaks of another policy
+FLAT = 0.05  # nats of log-reward above the floor from which a reward still tells objects apart
+UNSEEN = 0.2  # nats of log Z that the policy's own samples miss: a fifth of the target's mass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One diagnostic that fired."""
+
+    name: str  # a key of CHECKS
+    level: Level
+    saw: str  # the figures
+    means: str
+    remedy: str
+    step: int
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.name]
+
+    def __str__(self) -> str:
+        return f"{self.title} (step {self.step}): {self.saw}. {self.means} Try {self.remedy}."
+
+    def to_json(self) -> dict[str, Any]:
+        fields = ("name", "level", "saw", "means", "remedy", "step")
+        return {"title": self.title, **{f: getattr(self, f) for f in fields}}
+
+
+def diagnose(rows: Sequence[Row], config: dict[str, Any]) -> list[Finding]:
+    """Everything that is wrong with a run as far as its log tells; `config` is what `config.json` holds."""
+    log = _Log(rows, config)
+    if not log.rows:
+        return []
+    found = [check(log) for check in CHECKS.values()]
+    return [f for f in found if f is not None]
+
+
+def verdict(findings: Sequence[Finding], step: int = WARM_UP) -> str:
+    """One sentence over all diagnostics, as of this step."""
+    if not findings and step < WARM_UP:
+        return f"Too early to judge: the diagnostics begin at step {WARM_UP}."
+    if not findings:
+        return f"Healthy: none of the {len(CHECKS)} diagnostics fired."
+    names = ", ".join(f.title for f in findings)
+    return f"{len(findings)} of {len(CHECKS)} diagnostics fired: {names}."
+
+
+class _Log:
+    """The rows with the few questions that the diagnostics ask of them."""
+
+    def __init__(self, rows: Sequence[Row], config: dict[str, Any]):
+        self.rows = [r for r in rows if isinstance(r.get("step"), int)]
+        self.train: dict[str, Any] = config.get("train", {})
+        self.task: dict[str, Any] = config.get("task", {})
+        self.looks = [r for r in self.rows if _number(r.get("elbo")) or _number(r.get("tv"))]
+
+    @property
+    def step(self) -> int:
+        return self.rows[-1]["step"]
+
+    @property
+    def look(self) -> Row:
+        """The last evaluation once the run has warmed up, else nothing."""
+        return self.looks[-1] if self.looks and self.looks[-1]["step"] >= WARM_UP else {}
+
+    def last(self, key: str, count: int) -> list[float]:
+        return [r[key] for r in self.rows if _number(r.get(key))][-count:]
+
+    def worst(self, row: Row, key: str, largest: bool = True) -> float | None:
+        """The worst seed's value: one bad seed among five is a finding, and a median would hide it."""
+        each = [v for v in row.get("seeds", {}).get(key, []) if _number(v)]
+        if not each:
+            value = row.get(key)
+            return value if _number(value) else None
+        return max(each) if largest else min(each)
+
+    def find(self, name: str, level: Level, saw: str, means: str, remedy: str) -> Finding:
+        return Finding(name, level, saw, means, remedy, self.step)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# the diagnostics ------------------------------------------------------------------------------------------------
+
+
+def log_z_lag(log: _Log) -> Finding | None:
+    """The learned log Z against what the weights of the samples say it is."""
+    if log.train.get("objective", "db") not in ("tb", "db", "subtb", "stb", "sdb", "ssubtb"):
+        return None  # the others learn no log Z, or one that is biased by construction
+    row = log.look
+    truth = row.get("log_z_estimate")  # of what the policy visits: what it does not visit is another finding
+    if not _number(truth) or not _number(row.get("log_z_learned")):
+        return None
+    assert truth is not None
+    low, high = log.worst(row, "log_z_learned", largest=False), log.worst(row, "log_z_learned")
+    learned = max((v for v in (low, high) if v is not None), key=lambda v: abs(v - truth))
+    if abs(learned - truth) <= FAR_LOG_Z:
+        return None
+    return log.find(
+        "log_z_lag",
+        "serious",
+        f"learned log Z is {learned:.2f}, and {truth:.2f} would be right",
+        "Until log Z has arrived, every residual pushes all probabilities the same way, and the law itself is hardly learned.",
+        "a larger --lr, more --steps, or --objective logvar, which needs no log Z",
+    )
+
+
+def policy_collapse(log: _Log) -> Finding | None:
+    """Almost no ways left, or a part of the target lost while the rest is matched."""
+    row = log.look
+    if not row:
+        return None
+    remedy = "more exploration (--explore 0.3 --explore-tau 1000), a smaller --lr, a smaller reward exponent, or --replay 0.5"
+    lost, spread = log.worst(row, "kl_target_model"), log.worst(row, "kl_model_target")
+    if lost is not None and lost > MISSED and spread is not None and spread < lost / 3:  # untrained, the two are of one size
+        return log.find(
+            "policy_collapse",
+            "serious",
+            f"KL(target || learned) is {lost:.2f} nats but KL(learned || target) only {spread:.2f}",
+            "The policy draws from a part of the target and has given up the rest.",
+            remedy,
+        )
+    excess = row.get("excess_tv") if _number(row.get("excess_tv")) else row.get("tv")
+    if _number(excess) and excess is not None and excess < 0.1:
+        return None  # a policy may be nearly deterministic because the target is
+    entropy, length = log.worst(row, "entropy", largest=False), row.get("mean_length")
+    share = log.worst(row, "ess", largest=False)  # effective share of the samples, where it is logged
+    ways = math.exp(min(entropy * length, 50.0)) if entropy is not None and _number(length) and length is not None else math.inf
+    if ways >= FEW and (share is None or share * float(row.get("samples", math.inf)) >= FEW):
+        return None
+    count = min(ways, math.inf if share is None else share * float(row["samples"]))
+    return log.find(
+        "policy_collapse",
+        "serious",
+        f"the policy has about {max(count, 1):.1f} effective ways left",
+        "It repeats itself: a single object, or a handful, whatever the target asks for.",
+        remedy,
+    )
+
+
+def loss_at_floor(log: _Log) -> Finding | None:
+    """The loss has fallen as far as it will, and yet the law stays further away than the world allows."""
+    row = log.look
+    excess = row.get("excess_tv")
+    losses, distances = log.last("loss", 12), [r["excess_tv"] for r in log.looks if _number(r.get("excess_tv"))][-2:]
+    if not _number(excess) or excess is None or excess <= EXCESS or len(losses) < 8 or len(distances) < 2:
+        return None
+    half = len(losses) // 2
+    old, new = _median(losses[:half]), _median(losses[half:])
+    first = next(r["loss"] for r in log.rows if _number(r.get("loss")))
+    floored = (STALLED * old <= new < first) or new <= SMALL * first
+    if not floored or distances[-1] < STALLED * distances[-2]:
+        return None
+    limit = row.get("limit_tv")
+    biased = str(log.train.get("objective", "")).startswith(("naive-", "intended-"))
+    at_limit = biased or (_number(limit) and limit is not None and _number(row.get("tv")) and row["tv"] - limit <= EXCESS)
+    means = (
+        "That is where this objective converges: it is not the optimiser that is stuck."
+        if at_limit
+        else "A loss at its floor says that the residuals are as small as this network and objective make them, not that the law is right."
+    )
+    remedy = (
+        "another --objective (db, or flow-kl where the target is out of reach)"
+        if at_limit
+        else "a wider or different trunk (--hidden 256, --net lookup), a larger --batch, or a smaller --lr"
+    )
+    saw = f"the loss is down to {new:.2g} while the law is {excess:.3f} (TV) further from the target than it could be"
+    return log.find("loss_at_floor", "warning", saw, means, remedy)
+
+
+def dynamics_not_learned(log: _Log) -> Finding | None:
+    """The cross-entropy of the noise model against the entropy of the true channel."""
+    row = log.look
+    have, best = log.worst(row, "dynamics_nll"), row.get("dynamics_nll_true")
+    pairs = list(zip(row.get("seeds", {}).get("dynamics_nll", []), row.get("seeds", {}).get("dynamics_nll_true", []), strict=False))
+    pairs = [(a, b) for a, b in pairs if _number(a) and _number(b)]
+    if pairs:  # the seeds' samples differ, so each is held against its own
+        have, best = max(pairs, key=lambda p: p[0] - p[1])
+    if have is None or not _number(best) or best is None or have - best <= NOISE_GAP:
+        return None
+    return log.find(
+        "dynamics_not_learned",
+        "serious",
+        f"the noise model's cross-entropy is {have:.3f} nats, and the channel's own entropy is {best:.3f}",
+        "The objective corrects for a noise that is not the world's, so the law it converges to is wrong by as much.",
+        "--dynamics tabular, a larger --dynamics-lr, or --dynamics-off-pol, which trains it on more data",
+    )
+
+
+def gradient_explosion(log: _Log) -> Finding | None:
+    """Not finite; or, once log Z has had time to arrive, beyond the clip for most lines or far beyond the usual size."""
+    means = "Steps of this size throw away what was learned; Adam's averages remember them for long."
+    remedy = "a smaller --lr (a tenth), a smaller --clip, or a smaller reward exponent"
+    broken = [r["step"] for r in log.rows[-5:] if (log.worst(r, "finite", largest=False) or 0.0) < 1.0 and "finite" in r]
+    if broken:
+        return log.find("gradient_explosion", "serious", f"the loss or its gradient is not finite at step {broken[-1]}", means, remedy)
+    clip = log.train.get("clip")
+    norms = [r["grad_norm"] for r in log.rows if r["step"] > WARM_UP and _number(r.get("grad_norm"))]
+    recent = norms[-5:]
+    if len(recent) < 3 or not _number(clip):
+        return None
+    beyond = sum(n > clip for n in recent)
+    if beyond > len(recent) / 2:
+        saw = f"the gradient's norm is above --clip {clip:g} in {beyond} of the last {len(recent)} lines (the largest is {max(recent):.3g})"
+        return log.find("gradient_explosion", "serious", saw, means, remedy)
+    usual = _median(norms)
+    if len(norms) >= 6 and recent[-1] > max(SPIKE * usual, 1.0):
+        saw = f"the gradient's norm jumped to {recent[-1]:.3g}, {recent[-1] / usual:.0f} times its usual size"
+        return log.find("gradient_explosion", "serious", saw, means, remedy)
+    return None
+
+
+def replay_staleness(log: _Log) -> Finding | None:
+    """How old a replayed trajectory is on average, from the size of the ring and the rate at which it turns over."""
+    batch, share, size = (log.train.get(k) for k in ("batch", "replay", "replay_size"))
+    if not share or not _number(batch) or not _number(size) or batch is None or size is None:
+        return None
+    replayed = round(share * batch)
+    if replayed < 1 or replayed >= batch:
+        return None
+    age = min(log.step, size / (batch - replayed)) / 2
+    if age <= OLD:
+        return None
+    return log.find(
+        "replay_staleness",
+        "warning",
+        f"{replayed} of {batch} trajectories of each batch are replayed, and they are {age:.0f} steps old on average",
+        "Most of the batch was made by a policy that is long gone, and says little about where the present one goes wrong.",
+        f"a smaller --replay-size (about {int(OLD * (batch - replayed))}), a smaller --replay, or a larger --batch",
+    )
+
+
+def reward_saturation(log: _Log) -> Finding | None:
+    """Rewards that no longer tell objects apart: at the floor, or all at the same height."""
+    row = log.look
+    if not row:
+        return None
+    floor, beta = log.task.get("floor", log.task.get("base")), log.task.get("beta", 1.0)
+    means = "Where rewards are equal the target is flat, and nothing is left to be learned from them."
+    mean = row.get("mean_log_reward")
+    if _number(floor) and floor is not None and floor > 0 and _number(mean) and mean is not None and mean - beta * math.log(floor) < FLAT:
+        saw = f"the mean log-reward is {mean:.3f}, and the floor's is {beta * math.log(floor):.3f}"
+        remedy = "a lower reward floor, more exploration, or --replay 0.5 --replay-priority, which keeps the few good ones in sight"
+        return log.find("reward_saturation", "warning", saw, means, remedy)
+    mean_score, top = row.get("sample_score"), row.get("top_score")
+    if _number(mean_score) and _number(top) and top is not None and abs(top - mean_score) <= 1e-3 * max(abs(top), 1e-12):
+        saw = f"the mean score ({mean_score:.4g}) is the mean of the 100 best ({top:.4g})"
+        remedy = "a score with a wider range, a larger reward exponent, or a score that saturates later"
+        return log.find("reward_saturation", "warning", saw, means, remedy)
+    return None
+
+
+def exploration_too_low(log: _Log) -> Finding | None:
+    """The part of the target's mass that the policy's own samples never see."""
+    row = log.look
+    explore, tau = log.train.get("explore", 0.0), log.train.get("explore_tau", 100.0)
+    now = explore / (1 + log.step / tau)
+    remedy = "a larger --explore and --explore-tau (0.3 and 1000), --replay 0.5 --replay-priority, or another --seed"
+    if _number(row.get("log_z")):
+        seen = log.worst(row, "log_z_estimate", largest=False)
+        if seen is None or row["log_z"] - seen <= UNSEEN:
+            return None
+        missing = 1 - math.exp(seen - row["log_z"])
+        return log.find(
+            "exploration_too_low",
+            "serious",
+            f"the policy's own samples miss {missing:.0%} of the target's mass, and only {now:.2g} of its actions explore",
+            "On-policy training cannot correct what it never visits.",
+            remedy,
+        )
+    first, last = log.last("entropy", len(log.rows))[:1], log.last("entropy", 1)
+    if row and now < 1e-3 and not log.train.get("replay") and first and last[0] < 0.1 * first[0]:
+        return log.find(
+            "exploration_too_low",
+            "warning",
+            f"the entropy fell from {first[0]:.2f} to {last[0]:.2f} nats a step, and only {now:.2g} of the actions explore",
+            "What the policy has not found by now it will not find.",
+            remedy,
+        )
+    return None
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+CHECKS: dict[str, Callable[[_Log], Finding | None]] = {
+    "log_z_lag": log_z_lag,
+    "policy_collapse": policy_collapse,
+    "loss_at_floor": loss_at_floor,
+    "dynamics_not_learned": dynamics_not_learned,
+    "gradient_explosion": gradient_explosion,
+    "replay_staleness": replay_staleness,
+    "reward_saturation": reward_saturation,
+    "exploration_too_low": exploration_too_low,
+}
+TITLES = {
+    "log_z_lag": "log Z lags behind",
+    "policy_collapse": "policy collapse",
+    "loss_at_floor": "loss at its floor, law not at its own",
+    "dynamics_not_learned": "dynamics not learned",
+    "gradient_explosion": "gradient explosion",
+    "replay_staleness": "stale replay",
+    "reward_saturation": "reward saturation",
+    "exploration_too_low": "exploration too low",
+}

@@ -1,0 +1,144 @@
+"""The best designs: their table, with distances and families, and their sequence logos."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stochflow.report.drawing import RULE, Panel, axes, svg
+from stochflow.report.files import RunFiles
+
+SHOWN = 25  # rows of the table
+FAMILIES = 6  # logos of modes
+LETTERS = {"A": "#2f9e61", "C": "#3f86f0", "G": "#d99a00", "T": "#e2574c", "U": "#e2574c"}  # readable on white and on black
+OTHERS = ("#2f9e61", "#3f86f0", "#d99a00", "#e2574c", "#8a63d2", "#2aa198", "#c9579b", "#7f8c3a")
+
+
+@dataclass(frozen=True)
+class Design:
+    """One row of the table."""
+
+    rank: int
+    what: str
+    score: str
+    log_reward: str
+    log_pf: str
+    distance: int | None  # to the nearest better design
+    family: int | None  # the mode it belongs to, from 1
+
+
+@dataclass(frozen=True)
+class Designs:
+    """What the page shows of `samples.csv`."""
+
+    rows: list[Design]
+    logos: list[Panel]
+    total: int
+    note: str  # why there are no logos, where there could be
+    apart: int  # distance between two families
+
+    @property
+    def sequences(self) -> bool:
+        return any(r.family is not None for r in self.rows)
+
+
+def read_designs(run: RunFiles) -> Designs | None:
+    """None where the run has written no designs yet."""
+    rows = run.designs
+    if not rows:
+        return None
+    texts = [r.get("sequence", "") for r in rows]
+    if not all(texts):
+        return Designs([_row(i, r, r.get("state", ""), None, None) for i, r in enumerate(rows[:SHOWN], 1)], [], len(rows), "", 0)
+    apart = max(2, round(len(texts[0]) / 2))
+    distance = _distances(texts)
+    family, heads = _families(texts, [float(r["score"]) for r in rows], distance, apart)
+    nearest = [None if i == 0 else int(distance[i, :i].min()) for i in range(len(texts))]
+    shown = [_row(i + 1, rows[i], texts[i], nearest[i], family[i]) for i in range(min(SHOWN, len(rows)))]
+    logos, note = _logos(texts, family, heads, apart)
+    return Designs(shown, logos, len(rows), note, apart)
+
+
+def _row(rank: int, row: dict[str, str], what: str, distance: int | None, family: int | None) -> Design:
+    def short(key: str) -> str:
+        try:
+            return f"{float(row.get(key, '')):.4g}"
+        except ValueError:
+            return "-"
+
+    return Design(rank, what, short("score"), short("log_reward"), short("log_pf"), distance, family)
+
+
+def _distances(texts: list[str]) -> np.ndarray:
+    """[N, N] number of letters that differ; of strings of different lengths, edit distance."""
+    if len({len(t) for t in texts}) == 1:
+        letter = np.array([[ord(c) for c in t] for t in texts])
+        return (letter[:, None] != letter[None]).sum(-1)
+    return np.array([[_edit(a, b) for b in texts] for a in texts])
+
+
+def _edit(a: str, b: str) -> int:
+    before = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        now = [i]
+        for j, y in enumerate(b, 1):
+            now.append(min(before[j] + 1, now[-1] + 1, before[j - 1] + (x != y)))
+        before = now
+    return before[-1]
+
+
+def _families(texts: list[str], score: list[float], distance: np.ndarray, apart: int) -> tuple[list[int], list[int]]:
+    """Modes among the designs (best first, at least `apart` from every better mode), and the nearest one of each design."""
+    heads: list[int] = []
+    for i in sorted(range(len(texts)), key=lambda i: (-score[i], texts[i])):
+        if all(distance[i, h] >= apart for h in heads):
+            heads.append(i)
+    return [int(np.argmin(distance[i, heads])) + 1 for i in range(len(texts))], heads
+
+
+def _logos(texts: list[str], family: list[int], heads: list[int], apart: int) -> tuple[list[Panel], str]:
+    try:
+        import logomaker  # noqa: F401
+    except ImportError:
+        return [], "Sequence logos need the package logomaker: pip install 'stochflow[bio]'."
+    if len({len(t) for t in texts}) > 1:
+        return [], "The designs have different lengths, so they are not stacked into a logo."
+    if len(texts[0]) > 60:
+        return [], "The designs are too long for a readable logo."
+    best = texts[:SHOWN]
+    panels = [
+        Panel(
+            "logo",
+            f"The {len(best)} best designs",
+            _logo(best, "Logo of the best designs"),
+            "Letters stacked by how much they are agreed upon.",
+        )
+    ]
+    for number, head in enumerate(heads[:FAMILIES], 1):
+        members = [t for t, f in zip(texts, family, strict=True) if f == number]
+        caption = f"{len(members)} design{'s' if len(members) > 1 else ''} around {texts[head]}."
+        panels.append(Panel(f"logo-{number}", f"Mode {number}", _logo(members, f"Logo of mode {number}"), caption))
+    return panels, ""
+
+
+def _logo(texts: list[str], title: str) -> str:
+    import logomaker
+
+    figure, ax = axes(height=1.5, x="position", y="bits", grid=False)
+    letters = sorted(set("".join(texts)) | (set("ACGT") if set("".join(texts)) <= set("ACGT") else set()))
+    counts = logomaker.alignment_to_matrix(texts, to_type="counts", characters_to_ignore="")
+    counts = counts.reindex(columns=letters, fill_value=0.0)
+    bits = logomaker.transform_matrix(counts, from_type="counts", to_type="information", pseudocount=0.0)
+    colours = {c: LETTERS[c] if set(letters) <= set(LETTERS) else OTHERS[i % len(OTHERS)] for i, c in enumerate(letters)}
+    logomaker.Logo(bits, ax=ax, color_scheme=colours, show_spines=False, baseline_width=0)
+    for line in list(ax.lines):  # the baseline, in a fixed black
+        line.remove()
+    ax.set_xticks(range(len(texts[0])) if len(texts[0]) <= 20 else range(0, len(texts[0]), 5))
+    ax.set_xticklabels([str(int(t) + 1) for t in ax.get_xticks()])
+    ax.set_ylim(0, max(np.log2(len(letters)), 1))
+    ax.spines["left"].set_visible(True)
+    ax.spines["left"].set_color(RULE)
+    ax.set_ylabel("bits")
+    ax.set_xlabel("position")
+    return svg(figure, title)
