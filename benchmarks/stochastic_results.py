@@ -115,14 +115,14 @@ def figure(row: dict[str, Any], key: str) -> str:
 
 def table(result: dict[str, Any]) -> str:
     lines = [
-        "| task | stick | objective | dynamics | net | steps | TV, median [95 %] | its limit | floor | naive | kernel TV |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| task | stick | objective | dynamics | net | steps | seconds | TV, median [95 %] | its limit | floor | naive | kernel TV |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in result["rows"]:
         name = r["task"] + (f" ({r['table']})" if "table" in r else "")
         numbers = " | ".join("–" if r[k] is None else f"{r[k]:.4f}" for k in ("limit_tv", "floor_tv", "naive_tv", "dynamics_tv"))
         lines.append(
-            f"| {name} | {r['stick']} | {r['objective']} | {r['dynamics']} | {r['net']} | {r['steps']:,} | {figure(r, 'tv')} | {numbers} |"
+            f"| {name} | {r['stick']} | {r['objective']} | {r['dynamics']} | {r['net']} | {r['steps']:,} | {r['seconds']:.0f} | {figure(r, 'tv')} | {numbers} |"
         )
     return "\n".join(lines)
 
@@ -136,7 +136,7 @@ def render() -> str:
             s = result["settings"]
             parts.append(
                 f"## {title}\n\n{result['hardware']}, torch {result['versions']['torch']}; {s['seeds']} seeds stacked, "
-                f"{s['seconds']:g} s a row for all of them together.\n\n{table(result)}"
+                f"the seconds are those of all of them together.\n\n{table(result)}"
             )
     return "\n\n".join(parts) + "\n"
 

@@ -24,12 +24,17 @@ OBJECTIVES = {
     "sdb": "stochastic detailed balance as published (joint over actions)",
     "ssubtb": "stochastic sub-trajectory balance (joint over actions)",
     "flow-kl": "detached state-level flow KL: reaches the forward-KL optimum where the target is out of reach",
+    "sgfn-kl": "stochastic detailed balance + kl_weight x entropy ratio x flow KL",
+    "sgfn-kl-gamma": "the same with the entropy ratio averaged over gamma = 1/4, 1/2, 3/4",
+    "kl": "reverse KL of whole trajectories by score function: on-policy only, so without exploration",
     "naive-tb": "baseline: trajectory balance that takes the realised move for its own choice",
     "naive-db": "baseline: detailed balance that takes the realised move for its own choice",
     "intended-tb": "baseline: trajectory balance that takes its action for what happened",
     "intended-db": "baseline: detailed balance that takes its action for what happened",
 }
-Objective = Literal["tb", "db", "subtb", "logvar", "stb", "sdb", "ssubtb", "flow-kl", "naive-tb", "naive-db", "intended-tb", "intended-db"]
+Objective = Literal[
+    "tb", "db", "subtb", "logvar", "stb", "sdb", "ssubtb", "flow-kl", "sgfn-kl", "sgfn-kl-gamma", "kl", "naive-tb", "naive-db", "intended-tb", "intended-db"
+]  # fmt: skip
 Noise = Literal["slip", "neighbour", "confusion"]
 
 
@@ -63,10 +68,18 @@ class Train:
     """probability of a uniform action at the start; falls as explore / (1 + step / explore_tau)"""
     explore_tau: float = 100.0
     """steps after which exploration has halved"""
+    explore_entropy: bool = False
+    """while training, draw from the policy flattened by the entropy ratio, pi^(1/r), with --objective sgfn-kl"""
     clip: float = 10.0
     """largest gradient norm of policy and flow, for each seed"""
     subtb_lambda: float = 0.9
     """geometric weight of longer sub-trajectories"""
+    gamma: float = 0.5
+    """mixing weight of the entropy ratio r = high / (gamma high + (1 - gamma) low), for --objective sgfn-kl; 1 makes r = 1"""
+    kl_weight: float = 1.0
+    """weight of the KL term of --objective sgfn-kl and sgfn-kl-gamma"""
+    entropy_average: float = 0.0
+    """decay of the moving average of the entropy band, for small batches; 0: each batch by itself"""
     replay: float = 0.0
     """fraction of each batch that comes from the replay buffer"""
     replay_size: int = 10_000
@@ -105,6 +118,12 @@ class Train:
             self._need(name, getattr(self, name) >= 1, "a whole number of at least 1")
         for name in ("lr", "explore_tau", "clip", "subtb_lambda", "dynamics_lr", "dynamics_clip"):
             self._need(name, getattr(self, name) > 0, "a number above 0")
+        self._need("gamma", 0 < self.gamma <= 1, "above 0 and at most 1 (1 makes the entropy ratio 1)")
+        self._need(
+            "explore_entropy", not self.explore_entropy or self.objective.startswith("sgfn-kl"), "left out unless --objective is sgfn-kl"
+        )
+        self._need("kl_weight", self.kl_weight >= 0, "0 or more")
+        self._need("entropy_average", 0 <= self.entropy_average < 1, "at least 0 and below 1")
         self._need("explore", 0 <= self.explore <= 1, "a probability between 0 and 1")
         self._need("replay", 0 <= self.replay < 1, "a fraction of at least 0 and below 1")
         self._need("threads", self.threads >= 0, "0 or more")

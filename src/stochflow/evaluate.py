@@ -96,7 +96,8 @@ def _learned_posterior(dynamics: Channel, here: Tensor, legal: Tensor, head: Ten
     with torch.no_grad():
         rows = [dynamics.log_probs(here, legal, torch.full_like(traj.actions, a), memory) for a in range(legal.shape[-1])]
         arrive = torch.stack([pick(row, traj.moves) for row in rows], -1)  # [T, S, B, M]: log P(the realised move | a)
-    possible = legal & (arrive > POSSIBLE)
+    happened = arange(legal.shape[-1], legal.device) == traj.actions.unsqueeze(-1)
+    possible = legal & ((arrive > POSSIBLE) | happened)  # what happened is possible, whatever a young model believes
     row = traj.moves.clamp(min=0)[..., None, None].expand(*head.shape[:-2], 1, head.shape[-1])
     logits = head.gather(-2, row).squeeze(-2)
     return pick(torch.where(possible, torch.where(possible, logits, NEG).log_softmax(-1), NEG), traj.actions)

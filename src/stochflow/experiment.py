@@ -22,11 +22,21 @@ from stochflow.buffer import Buffer
 from stochflow.check import check_channel, check_env, check_oracle
 from stochflow.config import Config, Train, UserTask, configure
 from stochflow.dynamics import Dynamics, Known, Neural, Tabular
+from stochflow.entropy import EntropyAverage
 from stochflow.errors import UserError
 from stochflow.evaluate import evaluate
 from stochflow.measure import Yardstick, forked, is_noisy, not_better, scored, summarise, verdict
 from stochflow.nets import MLP, Lookup, Policy
-from stochflow.objectives import DetailedBalance, FlowKL, LogVariance, Objective, SubTrajectoryBalance, TrajectoryBalance
+from stochflow.objectives import (
+    SGFNKL,
+    DetailedBalance,
+    FlowKL,
+    LogVariance,
+    Objective,
+    SubTrajectoryBalance,
+    TrajectoryBalance,
+    TrajectoryKL,
+)
 from stochflow.rollout import rollout
 from stochflow.runs import Run, environment
 from stochflow.sources import Mixed, OnPolicy, Source
@@ -73,6 +83,13 @@ def make_objective(settings: Train) -> Objective:
     word: str = settings.objective
     if word == "flow-kl":
         return FlowKL()
+    if word == "kl":
+        return TrajectoryKL()
+    if word in ("sgfn-kl", "sgfn-kl-gamma"):
+        gammas = (settings.gamma,) if word == "sgfn-kl" else (0.25, 0.5, 0.75)
+        decay = settings.entropy_average or (0.99 if settings.explore_entropy else 0.0)
+        memory = EntropyAverage(settings.seeds, decay=decay) if decay > 0 else None
+        return SGFNKL(gammas, settings.kl_weight, memory=memory)
     form, base = objectives.MARGINAL, word
     for prefix, meant in (("naive-", objectives.REALISED), ("intended-", objectives.INTENDED)):
         if word.startswith(prefix):
@@ -119,6 +136,8 @@ class Experiment:
         net = Lookup(t.hidden, t.layers) if t.net == "lookup" else MLP(t.hidden, t.layers)
         self.policy = Policy(env, net, seeds=rows, learned_backward=t.backward == "learned", back_action=objective.form.back_action)
         self.policy.to(self.device)
+        if objective.memory is not None:
+            objective.memory.to(self.device)
         self.dynamics = self._make_dynamics(rows)
         off_policy = t.dynamics_off_pol and isinstance(self.dynamics, Neural)
         self.trainer = Trainer(
@@ -126,7 +145,7 @@ class Experiment:
             self.policy,
             self.dynamics,
             objective,
-            self._make_source(),
+            self._make_source(objective),
             lr=t.lr,
             clip=t.clip,
             dynamics_lr=t.dynamics_lr,
@@ -151,12 +170,17 @@ class Experiment:
             raise UserError(f"--replay-size {t.replay_size} does not hold one --batch of {t.batch}: make it larger")
         return Buffer(self.task.env, t.replay_size, t.seeds, priority).to(self.device)
 
-    def _make_source(self) -> Source:
-        t = self.config.train
+    def _make_source(self, objective: Objective) -> Source:
+        t, on_policy = self.config.train, objective.on_policy
         replayed = round(t.replay * t.batch)
+        if on_policy and replayed:
+            raise UserError(
+                f"--objective {t.objective} learns from its own fresh trajectories alone: leave out --replay, or take --objective logvar"
+            )
         if replayed >= t.batch:
             raise UserError(f"--replay {t.replay} of --batch {t.batch} leaves no fresh trajectory: lower it")
-        fresh = OnPolicy(self.task, self.policy, t.batch - replayed, t.explore, t.explore_tau)
+        temper = objective.temper if t.explore_entropy and isinstance(objective, SGFNKL) else None
+        fresh = OnPolicy(self.task, self.policy, t.batch - replayed, 0.0 if on_policy else t.explore, t.explore_tau, temper)
         if replayed == 0:
             return fresh
         return Mixed(fresh, self._make_buffer(0.5 if t.replay_priority else 0.0), replayed)

@@ -155,8 +155,9 @@ def distance(law: Tensor, target: Tensor, terminal: Tensor) -> Distance:
 
 # where objectives end ---------------------------------------------------------------------------------------------
 
-_TRAJECTORY = {"tb", "stb", "logvar"}
+_TRAJECTORY = {"tb", "stb", "logvar", "kl"}
 _TRANSITION = {"db", "sdb", "subtb", "ssubtb"}
+_MIXED = {"sgfn-kl", "sgfn-kl-gamma"}  # out of reach they end between the limits of their two parts: not known
 
 
 def limit_tv(objective: str, floor: Floor, backward: str = "learned") -> float | None:
@@ -172,11 +173,11 @@ def limit_tv(objective: str, floor: Floor, backward: str = "learned") -> float |
         return 0.0
     if objective.startswith("naive-"):
         return floor.naive_tv if floor.tree or backward == "uniform" else None  # another backward policy, another naive law
-    if objective not in _TRAJECTORY | _TRANSITION | {"flow-kl"}:
+    if objective not in _TRAJECTORY | _TRANSITION | _MIXED | {"flow-kl"}:
         return None
     if floor.uniform_feasible or (free and floor.feasible):
         return 0.0
-    if not floor.tree:
+    if not floor.tree or objective in _MIXED:
         return None
     if objective == "flow-kl":
         return None if floor.state_kl is None else floor.state_kl.tv

@@ -5,6 +5,7 @@ A source `act`s (trajectories, scored or not) and, once the oracle has spoken, `
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,17 +29,24 @@ class Source(nn.Module):
 
 
 class OnPolicy(Source):
-    """Rollouts of the policy with exploration explore / (1 + step / tau): it dies out, and no one needs to know the end."""
+    """Rollouts of the policy with exploration explore / (1 + step / tau): it dies out, and no one needs to know the end.
 
-    def __init__(self, task: Task, policy: Any, batch: int, explore: float = 0.0, tau: float = 100.0):
+    `temper` says by what the policy is flattened, beside that: pi^(1/temper).
+    """
+
+    def __init__(
+        self, task: Task, policy: Any, batch: int, explore: float = 0.0, tau: float = 100.0, temper: Callable[[], Tensor] | None = None
+    ):
         super().__init__()
+        self.temper = temper
         self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
         self._policy = [policy]  # held, not owned: its weights are the trainer's to save
 
     def act(self, step):
         policy = self._policy[0]
         explore = self.explore / (1 + step / self.tau) if self.explore > 0 else None
-        return rollout(self.task, policy, self.batch, row=self.rows(policy), explore=explore)
+        temper = None if self.temper is None else self.temper()
+        return rollout(self.task, policy, self.batch, row=self.rows(policy), explore=explore, temper=temper)
 
     def rows(self, policy: Any) -> Tensor | None:
         """A random context for each trajectory; None where there are no contexts."""
