@@ -93,8 +93,8 @@ def makers(task: Task) -> dict[str, Maker]:
     return {
         "table": lambda env, seeds: Tabular(env, seeds),
         "state": lambda env, seeds: Neural(env, seeds),
-        "history MLP": lambda env, seeds: ThoughtDynamics(env, seeds, Flat()),
-        "thought": lambda env, seeds: ThoughtDynamics(env, seeds, Attention()),
+        "history MLP": lambda env, seeds: ThoughtDynamics(env, seeds, Flat(hidden=64, layers=1)),
+        "thought": lambda env, seeds: ThoughtDynamics(env, seeds, Attention(width=16, heads=2, layers=2)),
         "known": lambda env, seeds: Known(env, task.channel),
     }
 
@@ -176,8 +176,8 @@ def main() -> None:
     parser.add_argument("--letters", type=int, default=3)
     parser.add_argument("--length", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--predict-steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--predict-steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--worlds", nargs="*")

@@ -1,0 +1,66 @@
+"""The captured iteration is the eager one. Needs a CUDA device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stochflow.config import configure
+from stochflow.experiment import Experiment
+from stochflow.types import Trajectories
+
+pytestmark = pytest.mark.gpu
+
+
+def make(capture: bool, **settings) -> Experiment:
+    made = Experiment(configure("tfbind8", device="cuda", batch=64, seeds=2, hidden=16, **settings))
+    made.trainer.capture = capture
+    return made
+
+
+def fix_trajectories(made: Experiment) -> None:
+    """Every iteration learns from the same batch, so that eager and captured can be compared number by number."""
+    torch.manual_seed(3)
+    fresh = made.trainer.score(made.trainer.act())
+    batch = Trajectories(*[x.clone() for x in fresh])
+    made.trainer.source.act = lambda step: batch  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("objective", ["db", "tb", "flow-kl"])
+def test_captured_and_eager_agree_on_fixed_trajectories(objective):
+    found = []
+    for capture in (False, True):
+        made = make(capture, objective=objective)
+        fix_trajectories(made)
+        made.trainer.train(20)
+        found.append(made.trainer.state_dict())
+    for name in found[0]:
+        if name.startswith(("policy.weight", "dynamics.weight")):
+            assert torch.allclose(found[0][name], found[1][name], atol=1e-5), name
+
+
+def test_random_numbers_differ_from_replay_to_replay():
+    made = make(True)
+    made.trainer.train(3)
+    scores = []
+    for _ in range(4):
+        made.trainer.train(made.trainer.steps_done + 1)
+        scores.append(float(made.trainer.stats["mean_score"][0]))
+    assert len(set(scores)) == 4
+
+
+def test_capturing_is_not_training():
+    made = make(True)
+    made.trainer.train(1)
+    before = made.trainer.state_dict()
+    made.trainer._steps = made.trainer._record()
+    after = made.trainer.state_dict()
+    for name in before:
+        assert torch.equal(before[name], after[name]), name
+
+
+def test_a_second_trainer_in_one_process_replays():
+    for _ in range(3):
+        made = make(True)
+        made.trainer.train(30)
+        assert float(made.trainer.stats["finite"].min()) == 1.0
