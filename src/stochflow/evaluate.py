@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stochflow.dynamics import remembered
 from stochflow.env import Channel, Env
 from stochflow.ops import NEG, arange, masked_log_softmax, pick
 from stochflow.types import Task, Terms, Trajectories
@@ -73,19 +74,6 @@ def evaluate(
     return Terms(
         alive, log_pf, log_pf_move, log_k, log_move, log_pb, log_pa, log_flow, policy.log_z(context), log_reward, entropy, choices, law
     )
-
-
-def remembered(channel: Channel, traj: Trajectories) -> Tensor | None:
-    """The channel's memory before each step, [T, S, B, ...]; None for a channel without memory."""
-    memory = channel.begin(traj.states[0])
-    if memory is None:
-        return None
-    steps: list[Tensor] = []
-    for t in range(traj.moves.shape[0]):
-        steps.append(memory)
-        memory = channel.remember(memory, traj.states[t], traj.actions[t], traj.moves[t])
-        assert memory is not None
-    return torch.stack(steps)
 
 
 def _learned_posterior(dynamics: Channel, here: Tensor, legal: Tensor, head: Tensor, traj: Trajectories, memory: Tensor | None) -> Tensor:

@@ -25,7 +25,8 @@ from stochflow.dynamics import Dynamics, Known, Neural, Tabular
 from stochflow.entropy import EntropyAverage
 from stochflow.errors import UserError
 from stochflow.evaluate import evaluate
-from stochflow.measure import Yardstick, forked, is_noisy, not_better, scored, summarise, verdict
+from stochflow.exact import expected_modes
+from stochflow.measure import SAMPLES, Yardstick, forked, is_noisy, not_better, scored, summarise, verdict
 from stochflow.nets import MLP, Lookup, Policy
 from stochflow.objectives import (
     SGFNKL,
@@ -324,7 +325,13 @@ def floor_of(config: Config) -> dict[str, Any]:
     yardstick = Yardstick(make_task(config.task), torch.device("cpu"))
     if not yardstick.exact:
         raise UserError("the floor needs a space that can be listed, and this one is too large or its oracle too slow: make it smaller")
-    return yardstick.floor.to_json()
+    found = dict.fromkeys(("limit_tv", "excess_tv", "log_z_error", "modes", "expected_modes")) | yardstick.floor.to_json()
+    best = yardstick.floor.laws.get("best")
+    if best is not None:  # the best law is a law as any other: no excess over itself, and modes to expect of it
+        found["excess_tv"] = 0.0
+        if yardstick.modes is not None:
+            found |= {"expected_modes": float(expected_modes(best, yardstick.modes, SAMPLES)), "samples": SAMPLES}
+    return found
 
 
 def default_folder(config: Config) -> Path:

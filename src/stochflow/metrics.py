@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stochflow.env import Channel, Env
 from stochflow.errors import UserError
-from stochflow.evaluate import remembered
+from stochflow.dynamics import remembered
 from stochflow.ops import masked_mean, pick
 from stochflow.types import Terms, Trajectories
 
