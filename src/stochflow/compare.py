@@ -251,7 +251,7 @@ def table(found: Comparison) -> Any:
 
 
 def _cell(value: float | None) -> str:
-    from stochflow.report.page import number
+    from stochflow.report.pages import number
 
     return number(value)
 
@@ -259,7 +259,7 @@ def _cell(value: float | None) -> str:
 def write_comparison(found: Comparison, out: str | os.PathLike[str]) -> Path:
     """The same as one self-contained page."""
     from stochflow.report.drawing import owned
-    from stochflow.report.page import render
+    from stochflow.report.pages import render
 
     rows = [
         {

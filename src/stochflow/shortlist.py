@@ -109,9 +109,9 @@ def _heads(pool: list[Row], distance: int) -> list[int]:
 
 def _with_modes(rows: list[Row], distance: int) -> list[Row]:
     """Each with the number of the nearest mode among them."""
-    heads = _heads(rows, distance)
-    if not heads:
+    if not rows or "sequence" not in rows[0]:  # coordinates have no letters to differ in
         return rows
+    heads = _heads(rows, distance)
     first = [_object(rows[h]) for h in heads]
     return [row | {"mode": 1 + min(range(len(first)), key=lambda i: (_differing(_object(row), first[i]), i))} for row in rows]
 
@@ -133,7 +133,7 @@ def synthesised(task: Task, rows: Iterable[Row], draws: int = 256, seed: int = 0
     """What the world's noise makes of each design when it is ordered letter by letter, `draws` times.
 
     Adds `made_score` (mean score of what comes out), `made_low` (its 10 % quantile) and `made_exact` (the fraction that came out as
-    ordered), and sorts by `made_score`. Unlike a sample's own way through the noise, an order does not react to what happened before.
+    ordered), sorts by `made_score` and numbers anew. Unlike a sample's own way through the noise, an order does not react to what happened before.
     """
     import torch
 
@@ -156,7 +156,7 @@ def synthesised(task: Task, rows: Iterable[Row], draws: int = 256, seed: int = 0
             found.append(
                 row | {"made_score": round(float(score.mean()), 6), "made_low": round(float(low), 6), "made_exact": round(float(exact), 4)}
             )
-    return sorted(found, key=lambda r: (-r["made_score"], str(r["sequence"])))
+    return list(_numbered(sorted(found, key=lambda r: (-r["made_score"], str(r["sequence"])))))
 
 
 def _make(task: Task, wanted: Any) -> Any:

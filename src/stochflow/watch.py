@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stochflow.errors import UserError
 from stochflow.report import RunFiles, page
-from stochflow.report.page import render
+from stochflow.report.pages import render
 
 LOOPBACK = "127.0.0.1"
 WATCHED = ("config.json", "metrics.jsonl", "summary.json", "samples.csv", "law.npz")

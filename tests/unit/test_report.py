@@ -252,6 +252,8 @@ def test_a_log_of_a_million_steps_stays_a_small_page(make_run):
 def test_what_is_no_run_or_cannot_be_written_is_told(make_run, tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         write_report([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="at least one run"):
+        write_report([])
     with pytest.raises(UserError, match=r"cannot be written.*--out"):
         write_report([make_run()], tmp_path / "run" / "config.json" / "report.html")
 

@@ -9,14 +9,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from stochflow.errors import UserError
 from stochflow.report.files import RunFiles, write_text
-from stochflow.report.page import page
+from stochflow.report.pages import page
 
 __all__ = ["RunFiles", "page", "report_command", "write_report"]
 
 
 def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Path:
     """One HTML file about these runs: `report.html` inside the folder of a single one, in the current folder for several."""
+    if not runs:
+        raise UserError("a report is about at least one run, but none was given: stochflow report RUN ...")
     files = [RunFiles.read(path) for path in runs]
     where = Path(out) if out is not None else (files[0].path if len(files) == 1 else Path()) / "report.html"
     return write_text(where, page(files))
