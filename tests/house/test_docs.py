@@ -64,6 +64,8 @@ def test_code_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
             compared += 1
     if page == README:
         assert compared >= 2
+        assert cli.main(["sample", "runs/first", "-n", "5", "--out", "designs.csv"]) == 0  # the folder is what the page says it is
+        assert len(Path("designs.csv").read_text().splitlines()) == 6
         train, task = scope["train"], scope["gc_task"]
         assert train(task(length=3), steps=2, batch=4, out="own").summary["floor_tv"] is not None
 
