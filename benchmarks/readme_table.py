@@ -15,7 +15,7 @@ BEGIN, END = "<!-- results: benchmarks/readme_table.py -->", "<!-- end of result
 SHOWN = {  # file -> which of its rows: the defaults, and nothing else
     "stochastic_gpu.json": {"task": "tfbind8", "objective": "db", "dynamics": "neural", "net": "lookup"},
     "stochastic_cpu.json": {"task": "tfbind8", "objective": "db", "dynamics": "neural", "net": "lookup"},
-    "stochastic_grid.json": {"task": "grid", "dynamics": "neural"},
+    "stochastic_grid.json": {"task": "grid", "objective": "db", "dynamics": "neural"},
 }
 WORLDS = {"tfbind8": "TFBind8", "grid": "grid 8 x 8"}
 
