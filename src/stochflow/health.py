@@ -291,7 +291,7 @@ def exploration_too_low(log: _Log) -> Finding | None:
         return log.find(
             "exploration_too_low",
             "serious",
-            f"the policy's own samples miss {missing:.0%} of the target's mass, and only {now:.2g} of its actions explore",
+            f"the policy's own samples miss {missing:.0%} of the target's mass, and {now:.1%} of its actions explore",
             "On-policy training cannot correct what it never visits.",
             remedy,
         )
@@ -300,7 +300,7 @@ def exploration_too_low(log: _Log) -> Finding | None:
         return log.find(
             "exploration_too_low",
             "warning",
-            f"the entropy fell from {first[0]:.2f} to {last[0]:.2f} nats a step, and only {now:.2g} of the actions explore",
+            f"the entropy fell from {first[0]:.2f} to {last[0]:.2f} nats a step, and {now:.1%} of the actions explore",
             "What the policy has not found by now it will not find.",
             remedy,
         )
@@ -326,7 +326,7 @@ CHECKS: dict[str, Callable[[_Log], Finding | None]] = {
 TITLES = {
     "log_z_lag": "log Z lags behind",
     "policy_collapse": "policy collapse",
-    "loss_at_floor": "loss at its floor, law not at its own",
+    "loss_at_floor": "loss at its floor while the law is not",
     "dynamics_not_learned": "dynamics not learned",
     "gradient_explosion": "gradient explosion",
     "replay_staleness": "stale replay",

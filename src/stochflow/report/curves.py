@@ -99,7 +99,7 @@ def modes(run: RunFiles) -> Panel | None:
     top = max(float(r.get("modes_high") or r["modes"]) for r in rows)
     if every and every <= 3 * max(top, 1):
         ax.axhline(every, color=INK, linestyle="--", linewidth=1.2, label=f"all {every}")
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.06 * ax.get_ylim()[1])
     _short_numbers(ax.xaxis)
     legend(ax)
     count = rows[-1].get("samples")
@@ -119,6 +119,7 @@ def entropy(run: RunFiles) -> Panel | None:
         ax.plot(x, [r["band_high"] for r in bands], color=SERIES[0], linewidth=1.4, label="exploring states (upper quartile)")
         ax.plot(x, [r["band_low"] for r in bands], color=SERIES[1], linewidth=1.4, label="decided states (lower quartile)")
         ax.set_ylim(0, 1.02)
+        ax.set_xlim(left=0)
         legend(ax, 1)
         caption = "Quartiles, over the states of the batch, of the policy's entropy as a fraction of the largest possible one."
         return Panel("entropy", "Entropy band", svg(figure, "Entropy band over training steps"), caption)

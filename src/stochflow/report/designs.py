@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,7 +132,9 @@ def _logo(texts: list[str], title: str) -> str:
     counts = counts.reindex(columns=letters, fill_value=0.0)
     bits = logomaker.transform_matrix(counts, from_type="counts", to_type="information", pseudocount=0.0)
     colours = {c: LETTERS[c] if set(letters) <= set(LETTERS) else OTHERS[i % len(OTHERS)] for i, c in enumerate(letters)}
-    logomaker.Logo(bits, ax=ax, color_scheme=colours, show_spines=False, baseline_width=0)
+    with warnings.catch_warnings():  # designs that agree in nothing make a logo of no height, which is what it should say
+        warnings.simplefilter("ignore")
+        logomaker.Logo(bits, ax=ax, color_scheme=colours, show_spines=False, baseline_width=0)
     for line in list(ax.lines):  # the baseline, in a fixed black
         line.remove()
     ax.set_xticks(range(len(texts[0])) if len(texts[0]) <= 20 else range(0, len(texts[0]), 5))

@@ -46,10 +46,10 @@ def axes(width: float = WIDTH, height: float = HEIGHT, x: str = "", y: str = "",
     for name, spine in ax.spines.items():
         spine.set_color(RULE)
         spine.set_visible(name in ("left", "bottom"))
-    ax.tick_params(colors=FAINT, which="both", labelsize=8, width=0.6, length=3)
-    ax.tick_params(which="minor", length=0, labelsize=7)
-    ax.set_xlabel(x, color=INK, fontsize=9)
-    ax.set_ylabel(y, color=INK, fontsize=9)
+    ax.tick_params(colors=FAINT, which="both", labelsize=9, width=0.6, length=3)
+    ax.tick_params(which="minor", length=0, labelsize=8)
+    ax.set_xlabel(x, color=INK, fontsize=10)
+    ax.set_ylabel(y, color=INK, fontsize=10)
     if grid:
         ax.grid(color=RULE, linewidth=0.5)
         ax.set_axisbelow(True)
@@ -67,7 +67,7 @@ def legend(ax: Any, columns: int = 2) -> None:
             bbox_to_anchor=(0, 1),
             ncols=columns,
             frameon=False,
-            fontsize=8,
+            fontsize=9,
             handlelength=1.6,
             borderaxespad=0,
         )

@@ -64,8 +64,8 @@ def _map(mass: np.ndarray, top: float, title: str) -> str:
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(8, integer=True))
     bar = figure.colorbar(drawn, ax=ax, fraction=0.05, pad=0.03)
-    bar.set_label("probability", color=INK, fontsize=9)
-    bar.ax.tick_params(colors=FAINT, labelsize=8, width=0.6)
+    bar.set_label("probability", color=INK, fontsize=10)
+    bar.ax.tick_params(colors=FAINT, labelsize=9, width=0.6)
     bar.outline.set_edgecolor(RULE)
     return svg(figure, title)
 
@@ -104,8 +104,7 @@ def _scatter(run: RunFiles, law: dict[str, np.ndarray]) -> Panel | None:
     step = max(1, len(x) // POINTS)
     x, y = x[::step], y[::step]
     figure, ax = axes(x="log-reward", y="log-probability")
-    few = len(set(zip(x.round(3).tolist(), y.round(2).tolist(), strict=True))) <= 50  # a grid has a handful of rewards
-    size, opacity = (5.0, 0.9) if few else (2.4, 0.6)
+    size, opacity = (5.0, 0.7) if len(x) <= 100 else (2.4, 0.6)
     ax.plot(
         x, y, linestyle="none", marker="o", markersize=size, markeredgewidth=0, color=SERIES[0], alpha=opacity, label="objects", zorder=3
     )

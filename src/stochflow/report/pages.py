@@ -73,11 +73,14 @@ def number(value: Any) -> str:
 def _tile(found: dict[str, Any], key: str, words: str) -> dict[str, str]:
     low, high = found.get(f"{key}_low"), found.get(f"{key}_high")
     note = f"{number(low)} to {number(high)}" if low is not None and high is not None and low != high else ""
+    note = note.replace("-", "\u2212")  # a minus does not break over the line, a hyphen does
     if key == "modes" and found.get("modes_all"):
         note = f"of {number(found['modes_all'])}, in {number(found.get('samples'))} samples" + (f"; {note}" if note else "")
-    if key == "floor_tv" and found.get("floor_kind"):
-        note = str(found["floor_kind"])
-    return {"words": words, "value": number(found[key]), "note": note}
+    value = found[key]
+    if key == "floor_tv":
+        note = str(found.get("floor_kind") or "")
+        value = 0 if value < 1e-6 else value  # what a linear program leaves of nothing
+    return {"words": words, "value": number(value), "note": note}
 
 
 def _state(run: RunFiles) -> str:

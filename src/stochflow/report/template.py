@@ -8,18 +8,13 @@ STYLE = """
 @media (prefers-color-scheme: dark) {
   :root { --page: #15171a; --card: #1c1f23; --ink: #e8e9ea; --faint: #a3a9b1; --rule: #3a3f45; --good: #6fcf97; --bad: #ff8a7d; --warn: #f0b95a;
     --c1: #6cb0ff; --c2: #ff9d5c; --c3: #6fd39c; --c4: #c9a2f5; } }
-@media print {
-  :root { color-scheme: light; --page: #fff; --card: #fff; --ink: #000; --faint: #444; --rule: #ccc; --good: #1d7a46; --bad: #b3372b; --warn: #8f5b00;
-    --c1: #1f6fc4; --c2: #c2571a; --c3: #2a8a57; --c4: #8452b8; }
-  body { font-size: 10pt; } figure, .finding, .tile, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } .run { break-before: page; } .run:first-of-type { break-before: auto; }
-  details { display: none; } nav { display: none; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "Helvetica Neue", sans-serif; }
 main { max-width: 1180px; margin: 0 auto; padding: 1.2rem 1rem 3rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .2rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .7rem; } h3 { font-size: 1rem; margin: 0; }
 p { margin: .3rem 0; max-width: 75ch; } .faint, figcaption, .note { color: var(--faint); } .note { font-size: .85rem; }
 .verdict { font-size: 1.05rem; } .run + .run { margin-top: 4rem; border-top: 2px solid var(--rule); padding-top: 2rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 165px), 1fr)); gap: .7rem; margin-top: 1rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 155px), 1fr)); gap: .7rem; margin-top: 1rem; }
 .tile { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: .6rem .8rem; }
 .tile b { display: block; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; } .tile span { font-size: .85rem; color: var(--faint); display: block; line-height: 1.35; }
 .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)); gap: 1rem; }
@@ -30,10 +25,17 @@ svg { display: block; width: 100%; height: auto; } svg text { font-family: syste
 .well { color: var(--good); font-weight: 600; } .ill { color: var(--bad); font-weight: 600; }
 .wide { overflow-x: auto; width: fit-content; max-width: 100%; border: 1px solid var(--rule); border-radius: 8px; background: var(--card); }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; } th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid var(--rule); vertical-align: top; }
-th { color: var(--faint); font-weight: 600; white-space: nowrap; } tr:last-child td { border-bottom: 0; } td.n, th.n { text-align: right; white-space: nowrap; }
+th { color: var(--faint); font-weight: 600; white-space: nowrap; } tr:last-child td { border-bottom: 0; } td.n, th.n { text-align: right; white-space: nowrap; } td.verdicts { min-width: 15rem; }
 code, pre { font-family: ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; font-size: .9em; } pre { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: .7rem .9rem; margin: .4rem 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 details { margin-top: .8rem; } summary { cursor: pointer; color: var(--faint); } dl { columns: 15rem; font-size: .88rem; } dl div { break-inside: avoid; display: flex; gap: .5rem; } dt { color: var(--faint); } dd { margin: 0; overflow-wrap: anywhere; }
 nav { margin-top: .8rem; } nav a { color: var(--c1); margin-right: 1rem; }
+@media print {
+  :root { color-scheme: light; --page: #fff; --card: #fff; --ink: #000; --faint: #444; --rule: #ccc; --good: #1d7a46; --bad: #b3372b; --warn: #8f5b00;
+    --c1: #1f6fc4; --c2: #c2571a; --c3: #2a8a57; --c4: #8452b8; }
+  body { font-size: 10pt; } figure, .finding, .tile, tr { break-inside: avoid; } h2, h3, h2 + .note { break-after: avoid; } .run { break-before: page; } .run:first-of-type { break-before: auto; }
+  details { display: none; } nav { display: none; }
+  main { padding: 0; max-width: none; } .panels { grid-template-columns: 1fr 1fr; gap: .5rem; } .tiles { grid-template-columns: repeat(4, 1fr); }
+  .wide { overflow: visible; border: 0; } table { font-size: 8pt; } th { white-space: normal; } th, td { padding: .15rem .4rem; } }
 """
 
 FIGURE = """{% macro figure(panel) %}
@@ -168,7 +170,7 @@ COMPARE = """{% from "figure" import figure %}
 <thead><tr><th>median over the seeds</th>{% for arm in arms %}<th>{{ arm.label }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in rows %}
-<tr><td>{{ row.words }}<br><span class="note">{{ row.better }} is better</span></td><td>{{ row.first }}</td>{% for cell in row.others %}<td>{% if cell.kind %}<b class="{{ cell.kind }}">{{ cell.value }}</b>{% else %}{{ cell.value }}{% endif %}<br><span class="note">{{ cell.verdict }}</span></td>{% endfor %}</tr>
+<tr><td>{{ row.words }}<br><span class="note">{{ row.better }} is better</span></td><td>{{ row.first }}</td>{% for cell in row.others %}<td class="verdicts">{% if cell.kind %}<b class="{{ cell.kind }}">{{ cell.value }}</b>{% else %}{{ cell.value }}{% endif %}<br><span class="note">{{ cell.verdict }}</span></td>{% endfor %}</tr>
 {% endfor %}
 <tr><td>runs</td>{% for arm in arms %}<td class="note">{% for run in arm.runs %}{{ run.name }} ({{ run.seeds|length }} seed{{ "s" if run.seeds|length > 1 }}){{ "" if loop.last else ", " }}{% endfor %}</td>{% endfor %}</tr>
 </tbody>
