@@ -41,7 +41,7 @@ def draw(found: dict[str, Tensor], side: int, stick: float, out: str) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(10.4, 4.0))
     figure.subplots_adjust(left=0.015, right=0.905, top=0.83, bottom=0.09, wspace=0.05)
     for axis, (name, law) in zip(axes, found.items(), strict=True):
-        image: Any = axis.imshow(law.view(side, side), cmap="magma", norm=shared, origin="upper")
+        image: Any = axis.imshow(law.view(side, side).numpy(), cmap="magma", norm=shared, origin="upper")
         far = "drawn in proportion to reward" if law is wanted else f"exact total variation {float(tv(law, wanted)):.3f}"
         axis.set_title(name, fontsize=12, color=INK, pad=24, fontweight="bold")
         axis.text(0.5, 1.03, far, transform=axis.transAxes, ha="center", va="bottom", fontsize=11, color=QUIET)
