@@ -10,7 +10,6 @@ import inspect
 import json
 import logging
 import sys
-import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,8 @@ import tyro
 from stochflow import __version__
 from stochflow.config import OBJECTIVES, TASKS, Config, Train, UserTask, find_task
 from stochflow.errors import UserError, did_you_mean
+from stochflow.forecast_config import Forecast
+from stochflow.terminal import Progress, closing, complain, floor_table, number, table
 
 COMMANDS = {
     "train TASK": "train a sampler and measure it against the best that is possible",
@@ -28,6 +29,10 @@ COMMANDS = {
     "sample RUN": "draw objects from a trained run, as CSV, FASTA or JSON",
     "eval RUN": "measure a trained run again",
     "floor TASK": "how close to the target any sampler can come under the task's noise",
+    "report RUN...": "one self-contained HTML page about what was learned",
+    "compare RUN...": "runs side by side, paired by seed, with a verdict in plain words",
+    "watch RUN": "follow a run in the browser while it trains",
+    "forecast": "forecast series from a CSV file by sampling futures",
     "tasks": "list the tasks and the objectives",
 }
 
@@ -56,6 +61,12 @@ class Sample:
     """file to write; without it they are printed"""
     seed: int = 0
     """the same seed draws the same objects"""
+    unique: bool = False
+    """leave out objects drawn before"""
+    min_distance: int = 0
+    """keep only objects at least this far from every better one that is kept"""
+    top: int = 0
+    """keep only this many, the best by score; 0: all"""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,37 @@ class Eval:
     """auto takes a GPU where there is one"""
 
 
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about one run or several."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="run folders")]
+    out: Path | None = None
+    """file to write; by default report.html in the (first) run folder"""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """The same figures of several runs side by side, paired by seed."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="run folders")]
+    out: Path = Path("compare.html")
+    """HTML file to write"""
+    json: bool = False
+    """print one JSON object"""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A page on this machine that follows a run while it trains."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
+    port: int = 8787
+    """port on 127.0.0.1"""
+    every: int = 5
+    """seconds between two looks"""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -76,10 +118,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except UserError as error:
-        _complain(str(error))
+        complain(str(error))
         return 2
     except KeyboardInterrupt as stop:
-        _complain(str(stop) or "interrupted")
+        complain(str(stop) or "interrupted")
         return 130
     except SystemExit as stop:  # tyro's help (0) and its own complaints (2)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -91,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
         if place is None:
             traceback.print_exc()
         where = "please report it" if place is None else f"what was computed is saved, and the details are in {place}"
-        _complain(f"something went wrong inside ({type(error).__name__}: {error}): {where}")
+        complain(f"something went wrong inside ({type(error).__name__}: {error}): {where}")
         return 1
 
 
@@ -102,14 +144,25 @@ def _dispatch(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         print(f"stochflow {__version__}")
         return 0
-    commands = {"train": _train, "resume": _resume, "sample": _sample, "eval": _eval, "floor": _floor, "tasks": _tasks}
+    commands = {
+        "train": _train,
+        "resume": _resume,
+        "sample": _sample,
+        "eval": _eval,
+        "floor": _floor,
+        "report": _report,
+        "compare": _compare,
+        "watch": _watch,
+        "forecast": _forecast,
+        "tasks": _tasks,
+    }
     if words[0] not in commands:
         raise UserError(f'there is no command "{words[0]}"{did_you_mean(words[0], commands)}: `stochflow --help` lists them')
     return commands[words[0]](words[1:])
 
 
 def _overview() -> str:
-    rows = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    rows = "\n".join(f"  {name:<15} {text}" for name, text in COMMANDS.items())
     return (
         "usage: stochflow COMMAND ...\n\nGenerative flow networks for stochastic worlds: learn to sample in proportion to reward.\n\n"
         f"{rows}\n\nTASK is one of {', '.join(TASKS)}, or a function of your own as my_module:my_function.\n"
@@ -211,10 +264,10 @@ def _train(words: list[str]) -> int:
     config = _as_config(name, asked.task, asked.train)
     from stochflow import experiment
 
-    show = _Progress(asked.quiet)
+    show = Progress(asked.quiet)
     with show:
         done = experiment.train(config, out=asked.out or None, on_start=show.start, on_progress=show.update)
-    _closing(done.summary, done.files, asked.quiet, done.path)
+    closing(done.summary, done.files, asked.quiet, done.path)
     return 0
 
 
@@ -240,10 +293,10 @@ def _resume(words: list[str]) -> int:
     asked = tyro.cli(Resume, args=words, prog="stochflow resume")
     from stochflow import experiment
 
-    show = _Progress(asked.quiet)
+    show = Progress(asked.quiet)
     with show:
         done = experiment.resume(asked.run, asked.steps or None, on_start=show.start, on_progress=show.update)
-    _closing(done.summary, done.files, asked.quiet, done.path)
+    closing(done.summary, done.files, asked.quiet, done.path)
     return 0
 
 
@@ -258,6 +311,10 @@ def _sample(words: list[str]) -> int:
     from stochflow import experiment, export
 
     rows = experiment.sample_run(asked.run, asked.n, seed=asked.seed)
+    if asked.unique or asked.min_distance or asked.top:
+        from stochflow.shortlist import shortlist
+
+        rows = shortlist(rows, unique=asked.unique, min_distance=asked.min_distance, top=asked.top)
     if asked.out is None:
         export.write_rows(rows, kind, sys.stdout)
         return 0
@@ -274,7 +331,7 @@ def _eval(words: list[str]) -> int:
     if asked.json:
         print(json.dumps(found))
     else:
-        _table(found)
+        table(found)
         print(experiment.verdict(found))
     return 0
 
@@ -290,7 +347,49 @@ def _floor(words: list[str]) -> int:
     if asked.json:
         print(json.dumps(found))
     else:
-        _floor_table(found)
+        floor_table(found)
+    return 0
+
+
+def _report(words: list[str]) -> int:
+    asked = tyro.cli(Report, args=words, prog="stochflow report")
+    from stochflow.report import report_command
+
+    return report_command(asked.runs, asked.out)
+
+
+def _compare(words: list[str]) -> int:
+    asked = tyro.cli(Compare, args=words, prog="stochflow compare")
+    from stochflow.compare import compare_command
+
+    return compare_command(asked.runs, asked.out, asked.json)
+
+
+def _watch(words: list[str]) -> int:
+    asked = tyro.cli(Watch, args=words, prog="stochflow watch")
+    from stochflow.watch import watch_command
+
+    return watch_command(asked.run, asked.port, asked.every)
+
+
+def _forecast(words: list[str]) -> int:
+    fields = [
+        ("data", Annotated[str, tyro.conf.Positional, _help("CSV of unique_id, ds, y, or a shipped series")], field(default="co2")),
+        ("settings", Forecast, field(default=Forecast())),
+        ("out", Annotated[Path, _help("folder to write; it must not exist yet")], field(default=Path("forecast"))),
+    ]
+    made = dataclasses.make_dataclass("forecast", fields, frozen=True)
+    made.__doc__ = inspect.getdoc(Forecast)
+    asked: Any = tyro.cli(made, args=words, prog="stochflow forecast", config=(tyro.conf.OmitArgPrefixes,))
+    asked.settings.check()
+    from stochflow.forecast import forecast_command
+
+    done = forecast_command(asked.settings, asked.data, asked.out)
+    for key, value in done.metrics.items():
+        print(f"  {key:<28} {number(value)}")
+    print("\nwritten:")
+    for file in done.files:
+        print(f"  {file}")
     return 0
 
 
@@ -308,131 +407,3 @@ def _tasks(words: list[str]) -> int:
     for name, text in OBJECTIVES.items():
         print(f"  {name:<12} {text}")
     return 0
-
-
-# what is shown --------------------------------------------------------------------------------------------------
-
-
-def _complain(sentence: str) -> None:
-    print(f"stochflow: {sentence}", file=sys.stderr)
-
-
-class _Progress:
-    """One live line on a terminal, a plain line at every evaluation otherwise, nothing when quiet."""
-
-    def __init__(self, quiet: bool):
-        self.quiet = quiet
-        self.bar: Any = None  # rich's, on a terminal
-        self.row: Any = None
-        self.tv: float | None = None  # the last one measured
-        self.begun, self.first = time.monotonic(), 0
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-
-    def start(self, path: Path, step: int, steps: int) -> None:
-        if self.quiet:
-            return
-        print(f"run folder: {path}", flush=True)
-        self.begun, self.first = time.monotonic(), step
-        if sys.stdout.isatty():
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            self.bar = Progress(BarColumn(bar_width=24), TextColumn("{task.description}"))
-            self.row = self.bar.add_task("starting", total=steps, completed=step)
-            self.bar.start()
-
-    def update(self, record: dict[str, Any], steps: int) -> None:
-        if self.quiet:
-            return
-        step = record["step"]
-        fresh = record.get("tv") is not None
-        self.tv = record["tv"] if fresh else self.tv
-        rate = (step - self.first) / max(time.monotonic() - self.begun, 1e-9)
-        left = (steps - step) / max(rate, 1e-9)
-        parts = [f"step {step}/{steps}", f"loss {_number(record.get('loss'))}"]
-        parts += [] if self.tv is None else [f"TV {_number(self.tv)}"]
-        parts += [f"{rate:.0f} it/s" if rate >= 10 else f"{rate:.2g} it/s", f"{int(left) // 60}:{int(left) % 60:02d} left"]
-        line = "  ".join(parts)
-        if self.bar is not None:
-            self.bar.update(self.row, completed=step, description=line)
-        elif fresh or "elbo" in record or step == steps:
-            print(line, flush=True)
-
-
-SHOWN = {  # the final table: key -> what it says
-    "tv": "TV to the target",
-    "floor_tv": "best achievable TV",
-    "excess_tv": "excess over the best",
-    "naive_tv": "TV of a perfect sampler that ignores the noise",
-    "limit_tv": "TV this objective converges to",
-    "floor_tv_reverse_kl": "TV of the reverse-KL optimum",
-    "kl_target_model": "KL(target || learned)",
-    "kl_model_target": "KL(learned || target)",
-    "log_z_error": "error of log Z",
-    "elbo": "ELBO (lower bound of log Z)",
-    "eubo": "EUBO (upper bound of log Z)",
-    "spearman": "rank correlation of probability and reward",
-    "dynamics_tv": "error of the learned noise (TV)",
-    "modes": "modes found",
-    "expected_modes": "modes expected",
-    "sample_score": "mean score",
-    "top_score": "mean of the 100 best scores",
-}
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if value == int(value) and abs(value) < 1e5:
-        return str(int(value))
-    return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
-
-
-def _table(found: dict[str, Any]) -> None:
-    rows = []
-    for key, text in SHOWN.items():
-        if found.get(key) is None:
-            continue
-        value = _number(found[key])
-        if found.get(f"{key}_low") is not None:
-            value += f"  [{_number(found[f'{key}_low'])}, {_number(found[f'{key}_high'])}]"
-        note = {"floor_tv": found.get("floor_kind"), "modes": f"of {found.get('modes_all')} in {found.get('samples')} samples"}.get(key)
-        rows.append(f"  {text:<48} {value}{f'  ({note})' if note else ''}")
-    if found.get("floor_tv") is None and found.get("floor_reason"):
-        rows.append(f"  {'best achievable TV':<48} -  ({found['floor_reason']})")
-    print("\n".join(rows))
-
-
-def _floor_table(found: dict[str, Any]) -> None:
-    columns = ("tv", "l1", "kl_target_model", "kl_model_target")
-    print(f"  {'':<34}" + "".join(f"{c:>17}" for c in columns))
-    kind = f"best achievable ({found['floor_kind']})" if found.get("floor_kind") else "best achievable"
-    laws = [(kind, found), ("reverse-KL optimum", found.get("reverse_kl")), ("ignoring the noise (naive)", found.get("naive"))]
-    for name, row in laws:
-        if row is not None:
-            print(f"  {name:<34}" + "".join(f"{_number(row.get(c)):>17}" for c in columns))
-    if found.get("floor_reason"):
-        print(f"\nThe best achievable law is not known here: {found['floor_reason']}.")
-
-
-def _closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path) -> None:
-    from stochflow import experiment
-
-    if quiet:
-        keys = ("tv", "floor_tv", "excess_tv", "elbo")
-        print("  ".join([f"{k} {_number(summary[k])}" for k in keys if summary.get(k) is not None] + [f"run {path}"]))
-        return
-    print()
-    _table(summary)
-    print("\n" + experiment.verdict(summary))
-    print("\nwritten:")
-    for file in files:
-        print(f"  {file}")

@@ -56,8 +56,8 @@ class Train:
     """how many independent runs to train at once"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one"""
-    net: Literal["mlp", "lookup"] = "mlp"
-    """the policy's trunk; lookup embeds whole prefixes, for short strings"""
+    net: Literal["mlp", "lookup", "transformer"] = "mlp"
+    """the policy's trunk; lookup embeds whole prefixes, for short strings; transformer reads strings of any length"""
     hidden: int = 128
     """width of the trunk"""
     layers: int = 2
@@ -148,7 +148,7 @@ class GridTask:
     stick: float = 0.0
     """probability that the world ignores the intended action"""
     noise: Noise = "slip"
-    """what happens then: a uniform legal move, a neighbouring one, or a draw from --confusion"""
+    """what happens then: a uniform legal move or a neighbouring one; or confusion: a table is the whole law, without --stick"""
     confusion: str = ""
     """CSV of an action x move table, for --noise confusion"""
 
@@ -179,7 +179,99 @@ class TFBind8Task:
     train: ClassVar[dict[str, Any]] = {"net": "lookup", "batch": 1024, "lr": 5e-3, "hidden": 64, "steps": 2000}
 
 
-TASKS: dict[str, type] = {t.name: t for t in (GridTask, TFBind8Task)}
+@dataclass(frozen=True)
+class BitsTask:
+    """Bit sequences drawn to known modes: R = exp(-beta * bits that differ from the nearest)."""
+
+    length: int = 120
+    """bits in a sequence"""
+    bits: int = 4
+    """bits in a token"""
+    modes: int = 60
+    """how many modes there are"""
+    beta: float = 1.0
+    """what a wrong bit costs"""
+    mode_seed: int = 0
+    """seed of the modes"""
+    stick: float = 0.0
+    """probability that a uniform token is appended instead of the intended one"""
+    noise: Noise = "slip"
+    """what the noise does: a uniform token, a neighbouring one, or a draw from --confusion"""
+    confusion: str = ""
+    """CSV of an action x move table, for --noise confusion"""
+
+    name: ClassVar[str] = "bits"
+    train: ClassVar[dict[str, Any]] = {"net": "transformer", "hidden": 64, "batch": 32, "lr": 1e-3, "objective": "tb"}
+
+
+@dataclass(frozen=True)
+class GCTask:
+    """DNA with a GC content on demand, at a temperature on demand: one condition for every pair of the two."""
+
+    length: int = 6
+    """letters"""
+    targets: str = "0.2,0.5,0.8"
+    """GC contents that may be asked for"""
+    betas: str = "4,12"
+    """inverse temperatures that may be asked for"""
+    stick: float = 0.1
+    """probability that a uniform letter is appended instead of the intended one"""
+    noise: Noise = "slip"
+    """what the noise does: a uniform letter, a neighbouring one, or a draw from --confusion"""
+    confusion: str = ""
+    """CSV of an action x move table, for --noise confusion"""
+
+    name: ClassVar[str] = "gc"
+    train: ClassVar[dict[str, Any]] = {"batch": 256}
+
+
+@dataclass(frozen=True)
+class PeptideTask:
+    """Peptides of up to 50 residues that look antimicrobial to a network trained on shipped data."""
+
+    min_length: int = 10
+    """shortest peptide"""
+    beta: float = 3.0
+    """reward exponent: R = max(score, floor)^beta"""
+    floor: float = 1e-3
+    """smallest score"""
+    ramp: float = 0.0
+    """steps over which the exponent grows from 1 to beta; 0: at once"""
+    stick: float = 0.0
+    """probability that a uniform residue is appended instead of the intended one"""
+    noise: Noise = "slip"
+    """what the noise does: a uniform residue, a neighbouring one, or a draw from --confusion"""
+    confusion: str = ""
+    """CSV of an action x move table, for --noise confusion"""
+
+    name: ClassVar[str] = "peptide"
+    train: ClassVar[dict[str, Any]] = {"net": "transformer", "hidden": 64, "batch": 32, "lr": 1e-3, "objective": "tb"}
+
+
+@dataclass(frozen=True)
+class RNATask:
+    """RNA that folds into a structure, by ViennaRNA (extra [rna])."""
+
+    structure: str = "((((....))))..((((....))))"
+    """the structure wanted, in dots and brackets"""
+    beta: float = 3.0
+    """reward exponent: R = max(score, floor)^beta"""
+    floor: float = 1e-2
+    """smallest score"""
+    ramp: float = 0.0
+    """steps over which the exponent grows from 1 to beta; 0: at once"""
+    stick: float = 0.0
+    """probability that a uniform letter is appended instead of the intended one"""
+    noise: Noise = "slip"
+    """what the noise does: a uniform letter, a neighbouring one, or a draw from --confusion"""
+    confusion: str = ""
+    """CSV of an action x move table, for --noise confusion"""
+
+    name: ClassVar[str] = "rna"
+    train: ClassVar[dict[str, Any]] = {"net": "transformer", "hidden": 64, "batch": 32, "lr": 1e-3, "objective": "tb"}
+
+
+TASKS: dict[str, type] = {t.name: t for t in (GridTask, TFBind8Task, BitsTask, GCTask, PeptideTask, RNATask)}
 
 
 @dataclass(frozen=True)

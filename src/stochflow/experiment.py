@@ -42,6 +42,7 @@ from stochflow.rollout import rollout
 from stochflow.runs import Run, environment
 from stochflow.sources import Mixed, OnPolicy, Source
 from stochflow.trainer import Trainer
+from stochflow.transformer import Transformer
 from stochflow.types import Task, Trajectories
 
 __all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "open_run", "resume", "sample_run", "train", "verdict"]
@@ -134,7 +135,9 @@ class Experiment:
         rows = [t.seed + i for i in range(t.seeds)]
         env = self.task.env
         objective = make_objective(t)
-        net = Lookup(t.hidden, t.layers) if t.net == "lookup" else MLP(t.hidden, t.layers)
+        net = (
+            {"mlp": MLP, "lookup": Lookup}[t.net](t.hidden, t.layers) if t.net != "transformer" else Transformer(t.hidden, layers=t.layers)
+        )
         self.policy = Policy(env, net, seeds=rows, learned_backward=t.backward == "learned", back_action=objective.form.back_action)
         self.policy.to(self.device)
         if objective.memory is not None:
