@@ -24,8 +24,8 @@ from stochflow.channels import Slip
 from stochflow.dynamics import Dynamics, Known, Neural, Tabular
 from stochflow.env import Channel
 from stochflow.envs import Strings
-from stochflow.exact import Graph, exact_law, target_law
-from stochflow.exact_memory import memory_law
+from stochflow.exact import Graph, exact_law, flows, invert, target_law
+from stochflow.exact_memory import Averaged, memory_law
 from stochflow.flat import FlatParameters
 from stochflow.memory import Fatigue, Regime
 from stochflow.nets import MLP, Policy
@@ -167,6 +167,23 @@ def learn(
     return out
 
 
+def fixed_point(task: Task, rounds: int = 200) -> dict[str, float]:
+    """Where a perfect on-policy kernel of states leads: a policy that realises the wanted moves through its own averaged noise."""
+    graph = Graph(task.env)
+    target = target_law(graph, task)
+    log_q = flows(graph, target.log_reward)[1]
+    log_pi = log_q
+
+    def policy(state: torch.Tensor) -> PolicyOut:
+        chosen = log_pi[graph.env.index(state)]
+        return PolicyOut(chosen, chosen, None, chosen[..., 0])
+
+    for _ in range(rounds):
+        found = memory_law(graph, task.channel, policy, seeds=1)
+        log_pi, feasible = invert(graph, Averaged(graph, found.kernel), log_q)
+    return {"tv": float(metrics.tv(found.law, target.target)), "infeasible_states": int((~feasible).sum())}
+
+
 def spreads(found: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {key: spread(values) for key, values in found.items()}
 
@@ -190,7 +207,8 @@ def main() -> None:
     for name, task in worlds(args.letters, args.length).items():
         if args.worlds and name not in args.worlds:
             continue
-        here: dict[str, Any] = {"channel": repr(task.channel), "prediction": {}, "law": {}}
+        here: dict[str, Any] = {"channel": repr(task.channel), "state_fixed_point": fixed_point(task), "prediction": {}, "law": {}}
+        print(name, here["state_fixed_point"], flush=True)
         result["worlds"][name] = here
         for model, make in makers(task).items():
             here["prediction"][model] = spreads(predict(task, make, seeds, args.predict_steps, args.batch, args.device))
