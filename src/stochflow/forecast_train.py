@@ -216,7 +216,13 @@ def make_policy(env: Series, settings: Forecast, rows: Tensor, net: Net | None =
 
 
 def make_trainer(
-    task: Task, policy: Policy, settings: Forecast, rows: Tensor, form: Form = objectives.MARGINAL, explore: float = 0.05
+    task: Task,
+    policy: Policy,
+    settings: Forecast,
+    rows: Tensor,
+    form: Form = objectives.MARGINAL,
+    explore: float = 0.05,
+    clip: float = 10.0,
 ) -> Trainer:
     """`form` = REALISED trains as if what is ordered always happened."""
     env = task.env
@@ -235,7 +241,7 @@ def make_trainer(
         objective, source = Mixture(settings.mix, form), Both(own, targets)
     else:
         objective, source = TrajectoryBalance(form), own
-    return Trainer(task, policy, dynamics, objective, source, lr=settings.lr)
+    return Trainer(task, policy, dynamics, objective, source, lr=settings.lr, clip=clip)
 
 
 @torch.no_grad()
