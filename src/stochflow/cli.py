@@ -67,6 +67,8 @@ class Sample:
     """keep only objects at least this far from every better one that is kept"""
     top: int = 0
     """keep only this many, the best by score; 0: all"""
+    simulate: int = 0
+    """make each of them this often through the task's noise, and sort by the mean score of what comes out"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Report:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="run folders")]
     out: Path | None = None
-    """file to write; by default report.html in the (first) run folder"""
+    """file to write; by default report.html in the folder of a single run, in the current one for several"""
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def _settings_class(name: str) -> Any:
         hints = get_type_hints(function)
     except NameError as error:
         raise UserError(f"the types of {name} cannot be read ({error}): import them where the function stands") from error
-    reserved = {f.name for f in dataclasses.fields(Train)} | {"out", "quiet", "config", "json"}
+    reserved = {f.name for f in dataclasses.fields(Train)} | {"out", "quiet", "config", "json", "track"}
     fields: list[Any] = []
     for p in inspect.signature(function).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
@@ -258,13 +260,18 @@ def _train(words: list[str]) -> int:
     extra = [
         ("out", Annotated[str, _help("the run folder; by default runs/<task>-<objective>-<time>")], field(default="")),
         ("quiet", Annotated[bool, _help("say only the final figures")], field(default=False)),
+        (
+            "track",
+            Annotated[Literal["none", "wandb", "trackio", "tensorboard"], _help("send the log to a tracker too")],
+            field(default="none"),
+        ),
         ("config", Annotated[str, _help("a config.json to take every setting from; flags go before it")], field(default="")),
     ]
     asked = _parse("train", name, flags, extra, base, defaults)
     config = _as_config(name, asked.task, asked.train)
     from stochflow import experiment
 
-    show = Progress(asked.quiet)
+    show = Progress(asked.quiet, asked.track)
     with show:
         done = experiment.train(config, out=asked.out or None, on_start=show.start, on_progress=show.update)
     closing(done.summary, done.files, asked.quiet, done.path)
@@ -310,11 +317,13 @@ def _sample(words: list[str]) -> int:
         kind = by_name.get(asked.out.suffix.lower() if asked.out else "", "csv")
     from stochflow import experiment, export
 
-    rows = experiment.sample_run(asked.run, asked.n, seed=asked.seed)
-    if asked.unique or asked.min_distance or asked.top:
-        from stochflow.shortlist import shortlist
+    opened = experiment.open_run(asked.run)
+    rows = opened.sample(asked.n, asked.seed)
+    if asked.unique or asked.min_distance or asked.top or asked.simulate:
+        from stochflow.shortlist import shortlist, synthesised
 
         rows = shortlist(rows, unique=asked.unique, min_distance=asked.min_distance, top=asked.top)
+        rows = iter(synthesised(opened.task, rows, asked.simulate, asked.seed)) if asked.simulate else rows
     if asked.out is None:
         export.write_rows(rows, kind, sys.stdout)
         return 0

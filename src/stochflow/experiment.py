@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochflow import export, objectives, tasks
+from stochflow import export, objectives, picture, tasks
 from stochflow.buffer import Buffer
 from stochflow.check import check_channel, check_env, check_oracle
 from stochflow.config import Config, Train, UserTask, configure
@@ -294,7 +294,10 @@ def resume(
         if found is not None:
             experiment.trainer.load_state_dict(found.tensors)
             session.best = found.scalars.get("best_so_far")
-        run.truncate_metrics(experiment.trainer.steps_done)
+        done = experiment.trainer.steps_done
+        run.truncate_metrics(done - 1 if done == total else done)  # the last line comes after the last checkpoint, and is written again
+        if run.read("environment.json") is None:  # killed between its first two files
+            run.write("environment.json", environment(experiment.device.type))
         run.config = config
         run.write("config.json", config.to_dict())
         return session.go(total)
@@ -354,6 +357,12 @@ def check_at_the_door(task: Task) -> None:
     check_oracle(task)
 
 
+def joined(stats: dict[str, Any], looked: dict[str, Any]) -> dict[str, Any]:
+    """One line of what training noted and what a look found, the seeds' own values of both included."""
+    seeds = {**stats.get("seeds", {}), **looked.get("seeds", {})}
+    return stats | looked | ({"seeds": seeds} if seeds else {})
+
+
 class _Session:
     """One stretch of training into a run folder: logs, looks, saves, and stops when asked to."""
 
@@ -402,7 +411,7 @@ class _Session:
         if (step % t.log_every == 0 or look) and not last:
             record = self._stats()
             if look:
-                record |= self.experiment.measure()
+                record = joined(record, self.experiment.measure())
             self._tell(record)
             if look:
                 self._keep_if_best(record)
@@ -419,7 +428,10 @@ class _Session:
         calls = int(self.trainer.oracle_calls)
         fixed = {"time": round(time.monotonic() - self.begun, 3), "oracle_calls": calls}
         medians = {k: float(v[torch.isfinite(v)].median()) for k, v in stats.items() if bool(torch.isfinite(v).any())}
-        return {"step": self.trainer.steps_done, **fixed, **medians}
+        record: dict[str, Any] = {"step": self.trainer.steps_done, **fixed, **medians}
+        if self.experiment.config.train.seeds > 1:  # five digits: a million steps of five seeds stay below 20 MB
+            record["seeds"] = {k: [float(f"{x:.5g}") for x in v.tolist()] for k, v in stats.items()}
+        return record
 
     def _tell(self, record: dict[str, Any]) -> None:
         self.run.log(record)
@@ -440,14 +452,20 @@ class _Session:
         """The figures of the last average, never of the best; then the files a person wants."""
         checkpoint = self._save()  # first: what follows may take long, and what was learned is safe
         found = self.experiment.measure(final=True)
-        self._tell(self._stats() | found)
+        self._tell(joined(self._stats(), found))
         self._keep_if_best(found)
-        files = [checkpoint, self._write_designs("csv")]
+        files = [checkpoint, self._write_designs("csv"), self._write_law()]
         if hasattr(self.experiment.task.env, "decode"):
             files.append(self._write_designs("fasta"))
         files.append(self.run.write("summary.json", found | {"seconds": round(time.monotonic() - self.begun, 1)}))
         files += [self.run.path / name for name in ("config.json", "environment.json", "metrics.jsonl")]
         return Result(self.run.path, found, files, self.experiment)
+
+    def _write_law(self) -> Path:
+        """What the report draws of the law itself."""
+        e = self.experiment
+        with self.trainer.averaged():
+            return picture.save_picture(picture.law_picture(e.yardstick, e.policy, e.drawn), self.run.path)
 
     def _write_designs(self, kind: str) -> Path:
         return export.write_file(self.experiment.best_designs(), kind, self.run.path / f"samples.{kind}")

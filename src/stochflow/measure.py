@@ -19,6 +19,7 @@ from torch import Tensor
 from stochflow import floors, metrics, tasks
 from stochflow.channels import Exact, Neighbour, Slip
 from stochflow.dynamics import Dynamics, Known
+from stochflow.entropy import entropy_band, entropy_ratio
 from stochflow.env import Enumerable
 from stochflow.evaluate import evaluate
 from stochflow.exact import Graph, TargetLaw, exact_law, expected_modes, target_law
@@ -31,6 +32,7 @@ LISTED = 2_000_000  # states up to which the law is exact
 LISTED_SECONDS = 5.0  # what asking a Python oracle about every object may take
 QUICK_PROGRAM = 1_000  # states up to which the linear program of a floor is not felt
 SAMPLES = 2_000  # objects drawn a seed at each look
+GAMMA = 0.5  # of the entropy ratio that is shown
 
 
 @contextmanager
@@ -133,13 +135,19 @@ class Yardstick:
 
     def _from_sample(self, policy: Any, traj: Trajectories) -> dict[str, Tensor]:
         log_w = self._log_weights(policy, traj)
+        terms = evaluate(self.task, policy, Known(self.task.env, self.task.channel), traj, None, frozenset({"entropy"}))
+        band = entropy_band(terms.entropy, terms.choices, traj.alive)
         return {
             "elbo": metrics.elbo(log_w),
             "log_z_estimate": metrics.log_z_estimate(log_w),
+            "ess": (2 * log_w.logsumexp(-1) - (2 * log_w).logsumexp(-1)).exp() / log_w.shape[-1],  # effective share of the sample
             "sample_score": traj.score.double().mean(1),
             "top_score": metrics.top_k_mean(traj.score),
             "diversity": metrics.diversity(traj.states[-1]),
             "distinct": metrics.distinct_fraction(traj.states[-1]),
+            "band_high": band.high,
+            "band_low": band.low,
+            "entropy_ratio": entropy_ratio(band.high, band.low, GAMMA),
         }
 
     def _log_weights(self, policy: Any, traj: Trajectories) -> Tensor:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stochflow.dynamics import remembered
 from stochflow.env import Channel, Env
 from stochflow.errors import UserError
-from stochflow.dynamics import remembered
 from stochflow.ops import masked_mean, pick
 from stochflow.types import Terms, Trajectories
 

@@ -15,8 +15,11 @@ def complain(sentence: str) -> None:
 class Progress:
     """One live line on a terminal, a plain line at every evaluation otherwise, nothing when quiet."""
 
-    def __init__(self, quiet: bool):
-        self.quiet = quiet
+    def __init__(self, quiet: bool, track: str = "none"):
+        self.quiet, self.track = quiet, track
+        self.tracker: Any = None
+        self.path: Path | None = None
+        self.told: set[str] = set()  # diagnostics that have been told
         self.bar: Any = None  # rich's, on a terminal
         self.row: Any = None
         self.tv: float | None = None  # the last one measured
@@ -29,8 +32,17 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+        if self.tracker is not None:
+            self.tracker.close()
+            self.tracker = None
 
     def start(self, path: Path, step: int, steps: int) -> None:
+        self.path = path
+        if self.track != "none":
+            from stochflow.runs import Run
+            from stochflow.tracking import open_tracker
+
+            self.tracker = open_tracker(self.track, path, Run.open(path).config.to_dict())
         if self.quiet:
             return
         print(f"run folder: {path}", flush=True)
@@ -44,6 +56,8 @@ class Progress:
             self.bar.start()
 
     def update(self, record: dict[str, Any], steps: int) -> None:
+        if self.tracker is not None:
+            self.tracker(record)
         if self.quiet:
             return
         step = record["step"]
@@ -59,6 +73,18 @@ class Progress:
             self.bar.update(self.row, completed=step, description=line)
         elif fresh or "elbo" in record or step == steps:
             print(line, flush=True)
+        if fresh or "elbo" in record:
+            self._health()
+
+    def _health(self) -> None:
+        """Tell each diagnostic once, at the look where it first fires."""
+        from stochflow.report import RunFiles
+
+        assert self.path is not None
+        for finding in RunFiles.read(self.path).health():
+            if finding.name not in self.told:
+                self.told.add(finding.name)
+                print(finding, flush=True) if self.bar is None else self.bar.console.print(str(finding), markup=False)
 
 
 SHOWN = {  # the final table: key -> what it says
@@ -129,6 +155,8 @@ def closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path)
     print()
     table(summary)
     print("\n" + experiment.verdict(summary))
+    from stochflow.report import write_report
+
     print("\nwritten:")
-    for file in files:
+    for file in [*files, write_report([path])]:
         print(f"  {file}")

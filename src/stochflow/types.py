@@ -78,5 +78,7 @@ class World(NamedTuple):
     dynamics: Any
     trajectories: Trajectories
     step: Any  # 0-D tensor, the training step the reward ramp reads; None = the final reward
-    ask: Callable[[Tensor, Tensor], Tensor | None]  # (states, where it matters) -> log-reward (NaN: unknown), counted; None: too slow to ask
+    ask: Callable[
+        [Tensor, Tensor], Tensor | None
+    ]  # (states, where it matters) -> log-reward (NaN: unknown), counted; None: too slow to ask
     steady: Any = None  # the policy with slowly following weights, for targets that bootstrap; None: the policy itself

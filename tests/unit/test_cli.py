@@ -36,7 +36,7 @@ def noisy(tmp_path_factory):
 
 def test_a_run_folder_holds_everything(noisy):
     names = {p.name for p in noisy.iterdir()} - {".lock"}
-    assert names == {"config.json", "environment.json", "metrics.jsonl", "checkpoints", "samples.csv", "summary.json"}
+    assert names == {"config.json", "environment.json", "metrics.jsonl", "checkpoints", "samples.csv", "law.npz", "summary.json"}
     kept = sorted(p.name for p in (noisy / "checkpoints").iterdir())
     assert kept == ["best.safetensors", "step-00000020.safetensors", "step-00000030.safetensors"]
     environment = json.loads((noisy / "environment.json").read_text())
