@@ -129,6 +129,7 @@ class Confusion(Channel):
                 f"row {row} of the confusion table sums to {float(total[row]):.6g}, off by {float(total[row] - 1):+.3g}: every row must sum to 1"
             )
         self.table = t / total.unsqueeze(1)
+        self._wide: dict[tuple[int, torch.device], Tensor] = {}
 
     def _table(self, legal: Tensor) -> Tensor:
         """The table as wide as the environment's moves (STOP's row and column are empty)."""
@@ -136,9 +137,12 @@ class Confusion(Channel):
         k = self.table.shape[0]
         if k not in (wide, wide - 1):
             raise UserError(f"the confusion table has {k} rows, but the environment has {wide} moves (STOP included): give one row a move")
-        t = torch.zeros(wide, wide, dtype=torch.float32, device=legal.device)
-        t[:k, :k] = self.table.to(t)
-        return t
+        key = (wide, legal.device)
+        if key not in self._wide:  # laid out once: a copy from the host would not fit into a recorded iteration
+            t = torch.zeros(wide, wide, dtype=torch.float32, device=legal.device)
+            t[:k, :k] = self.table.to(t)
+            self._wide[key] = t
+        return self._wide[key]
 
     def log_probs(self, state, legal, action, memory=None):
         p = self._table(legal)[action] * legal

@@ -62,6 +62,8 @@ class Train:
     """width of the trunk"""
     layers: int = 2
     """hidden layers of the trunk"""
+    heads: int = 4
+    """attention heads of --net transformer; they share --hidden"""
     backward: Literal["learned", "uniform"] = "learned"
     """backward policy; strings need none"""
     explore: float = 0.1
@@ -86,8 +88,10 @@ class Train:
     """trajectories the replay buffer keeps"""
     replay_priority: bool = False
     """draw half of the replayed trajectories from the best tenth by score"""
-    dynamics: Literal["neural", "tabular", "known"] = "neural"
-    """how the noise is modelled; ignored where there is none"""
+    dynamics: Literal["neural", "tabular", "known", "thought"] = "neural"
+    """how the noise is modelled; ignored where there is none; thought reads all earlier actions and moves"""
+    thought_state: bool = False
+    """put the intended actions into the state of policy, flow and backward policy (short strings of fixed length); use --objective tb"""
     dynamics_lr: float = 2e-3
     """learning rate of the neural dynamics"""
     dynamics_clip: float = 10.0
@@ -112,7 +116,7 @@ class Train:
         for name, hint in get_type_hints(Train).items():
             _check_type("--" + name.replace("_", "-"), getattr(self, name), hint)
         at_least_one = (
-            "steps batch seeds hidden layers replay_size dynamics_off_pol_rounds dynamics_sample_size log_every eval_every save_every"
+            "steps batch seeds hidden layers heads replay_size dynamics_off_pol_rounds dynamics_sample_size log_every eval_every save_every"
         )
         for name in at_least_one.split():
             self._need(name, getattr(self, name) >= 1, "a whole number of at least 1")

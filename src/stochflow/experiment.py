@@ -41,6 +41,7 @@ from stochflow.objectives import (
 from stochflow.rollout import rollout
 from stochflow.runs import Run, environment
 from stochflow.sources import Mixed, OnPolicy, Source
+from stochflow.thoughts import Augmented, ThoughtDynamics, ThoughtState, augment
 from stochflow.trainer import Trainer
 from stochflow.transformer import Transformer
 from stochflow.types import Task, Trajectories
@@ -129,14 +130,17 @@ class Experiment:
         self.device = pick_device(device or t.device)
         if t.threads:
             torch.set_num_threads(t.threads)
-        self.task = make_task(config.task) if task is None else task
+        self.inner = make_task(config.task) if task is None else task
+        self.task = augment(self.inner) if t.thought_state else self.inner
         self.yardstick = Yardstick(self.task, self.device)
         torch.manual_seed(t.seed)  # the run's one stream; networks are initialised from each row's own seed
         rows = [t.seed + i for i in range(t.seeds)]
         env = self.task.env
         objective = make_objective(t)
         net = (
-            {"mlp": MLP, "lookup": Lookup}[t.net](t.hidden, t.layers) if t.net != "transformer" else Transformer(t.hidden, layers=t.layers)
+            {"mlp": MLP, "lookup": Lookup}[t.net](t.hidden, t.layers)
+            if t.net != "transformer"
+            else Transformer(t.hidden, t.heads, t.layers)
         )
         self.policy = Policy(env, net, seeds=rows, learned_backward=t.backward == "learned", back_action=objective.form.back_action)
         self.policy.to(self.device)
@@ -165,7 +169,10 @@ class Experiment:
         if word == "known" or not is_noisy(self.task):
             made = Known(env, self.task.channel)
         else:
-            made = Tabular(env, rows) if word == "tabular" else Neural(env, rows)
+            models: dict[str, Callable[..., Dynamics]] = {"tabular": Tabular, "neural": Neural, "thought": ThoughtDynamics}
+            made = models[word](self.inner.env, rows)  # a model of the noise speaks of strings
+            if isinstance(env, ThoughtState):
+                made = Augmented(env, made)  # and reads their history off the state
         return made.to(self.device)
 
     def _make_buffer(self, priority: float) -> Buffer:

@@ -27,7 +27,11 @@ def rollout(
     pi^(1/temper). Both are for training; samples for use take neither.
     """
     env, seeds, device = task.env, policy.num_seeds, policy.device
-    row = torch.zeros(seeds, batch, dtype=torch.long, device=device) if row is None else row
+    if row is None:  # a random context each, so that whoever looks or samples sees them all
+        count = 1 if env.contexts is None else len(env.contexts)
+        row = (
+            torch.randint(count, (seeds, batch), device=device) if count > 1 else torch.zeros(seeds, batch, dtype=torch.long, device=device)
+        )
     state = env.initial((seeds, batch), row)
     out, cache = policy.begin(state, policy.context(state))
     memory = task.channel.begin(state)

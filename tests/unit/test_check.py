@@ -48,7 +48,12 @@ class NoList(Env):
 SOUND = [Grid(1, 2), Grid(2, 8), Grid(3, 4), Strings("AB", 3), Strings("ACGT", 4), Strings("ABC", 3, 0), Strings("AB", 4, 2), NoList()]
 
 
-@pytest.mark.parametrize("env", SOUND, ids=repr)
+def named(thing) -> str:
+    """A name that two test processes agree on: the default repr holds an address."""
+    return repr(thing) if " at 0x" not in repr(thing) else type(thing).__name__
+
+
+@pytest.mark.parametrize("env", SOUND, ids=named)
 def test_sound_environments_pass(env):
     found = check_env(env)
     assert found.enumerated == (not isinstance(env, NoList))
@@ -281,7 +286,7 @@ def test_faults_are_found_without_enumeration(method):
 WORLDS = [Grid(2, 4), Strings("ACGT", 3), Strings("ABC", 3, 1)]
 
 
-@pytest.mark.parametrize("env", WORLDS, ids=repr)
+@pytest.mark.parametrize("env", WORLDS, ids=named)
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_sound_channels_pass(env, alpha):
     real = env.num_moves - (env.stop is not None)
