@@ -1,19 +1,22 @@
 # Every target also works without make: the README spells the commands out.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
 
 .PHONY: venv demo test fast lint format clean
 
-venv: $(STAMP)
+venv: .venv/.tested
 
 # A .venv that is there is used again; it is brought up to date when what it is made from changes.
-$(STAMP): pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install -c constraints.txt -e .
 	touch $@
 
-demo: venv
+.venv/.tested: .venv/.installed
+	$(BIN)/python -m pip install -c constraints.txt -e ".[test]"
+	touch $@
+
+demo: .venv/.installed
 	$(BIN)/stochflow train tfbind8 --stick 0.25
 
 # One thread a test process: the tensors are small, and two processes share two cores better than two threads do.
