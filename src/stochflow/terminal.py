@@ -24,6 +24,7 @@ class Progress:
         self.row: Any = None
         self.tv: float | None = None  # the last one measured
         self.begun, self.first = time.monotonic(), 0
+        self.spoken = False
 
     def __enter__(self) -> Progress:
         return self
@@ -71,8 +72,9 @@ class Progress:
         line = "  ".join(parts)
         if self.bar is not None:
             self.bar.update(self.row, completed=step, description=line)
-        elif fresh or "elbo" in record or step == steps:
-            print(line, flush=True)
+        elif fresh or "elbo" in record or step == steps or not self.spoken:
+            print(line, flush=True)  # the first line at once: a minute of silence looks like a hang
+        self.spoken = True
         if fresh or "elbo" in record:
             self._health()
 
