@@ -108,6 +108,10 @@ class Train:
     """iterations between two exact evaluations"""
     save_every: int = 500
     """iterations between two checkpoints"""
+    oracle_timeout: float = 0.0
+    """seconds to wait for an oracle in Python to answer about a batch; 0: for ever"""
+    oracle_retries: int = 2
+    """how often an oracle in Python that raises, or is late, is tried again before the run stops"""
     threads: int = 1
     """CPU threads; 0 leaves torch's own choice. Operators here are small: a second thread gains little and, on a busy machine, loses much"""
 
@@ -130,7 +134,8 @@ class Train:
         self._need("entropy_average", 0 <= self.entropy_average < 1, "at least 0 and below 1")
         self._need("explore", 0 <= self.explore <= 1, "a probability between 0 and 1")
         self._need("replay", 0 <= self.replay < 1, "a fraction of at least 0 and below 1")
-        self._need("threads", self.threads >= 0, "0 or more")
+        for name in ("oracle_timeout", "oracle_retries", "threads"):
+            self._need(name, getattr(self, name) >= 0, "0 or more")
         self._need("seed", 0 <= self.seed < 2**31, "a whole number from 0 to 2147483647")
 
     def _need(self, name: str, good: bool, want: str) -> None:

@@ -38,6 +38,7 @@ from stochflow.objectives import (
     TrajectoryBalance,
     TrajectoryKL,
 )
+from stochflow.oracles import Cached, Patient, TextOracle
 from stochflow.rollout import rollout
 from stochflow.runs import Run, environment
 from stochflow.sources import Mixed, OnPolicy, Source
@@ -49,6 +50,7 @@ from stochflow.types import Task, Trajectories
 __all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "open_run", "resume", "sample_run", "train", "verdict"]
 
 IN_PYTHON = "python:task"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
+ANSWERS = "oracle.jsonl"  # what an oracle in Python said: appended at once, read back on resume, and ahead of the checkpoints
 DESIGNS = 100  # best objects written at the end
 CHUNK = 10_000  # objects sampled together
 
@@ -272,11 +274,16 @@ def train(
     config = task if isinstance(task, Config) else configure(UserTask(IN_PYTHON) if given is not None else task, **settings)
     made = make_task(config.task) if given is None else given
     if isinstance(config.task, UserTask):
-        check_at_the_door(made)
+        once = lasting(made, dataclasses.replace(config.train, oracle_retries=0))  # what fails at the first question is wrong, not busy
+        check_at_the_door(once)
+        made = lasting(made, config.train, once)
+    else:
+        made = lasting(made, config.train)
     experiment = Experiment(config, made)
     with Run.create(out or default_folder(config), config) as run:
-        run.write("environment.json", environment(experiment.device.type))
-        return _Session(experiment, run, on_progress, on_start).go(config.train.steps)
+        _write_environment(run, experiment)
+        with _answers_kept(made, run):
+            return _Session(experiment, run, on_progress, on_start).go(config.train.steps)
 
 
 def resume(
@@ -296,18 +303,23 @@ def resume(
         threads = (run.read("environment.json") or {}).get("threads")
         if threads and config.train.threads == 0:
             torch.set_num_threads(threads)  # sums are bitwise repeatable only with the same number of threads
-        experiment = Experiment(config, task)
-        session = _Session(experiment, run, on_progress, on_start)
-        if found is not None:
-            experiment.trainer.load_state_dict(found.tensors)
-            session.best = found.scalars.get("best_so_far")
-        done = experiment.trainer.steps_done
-        run.truncate_metrics(done - 1 if done == total else done)  # the last line comes after the last checkpoint, and is written again
-        if run.read("environment.json") is None:  # killed between its first two files
-            run.write("environment.json", environment(experiment.device.type))
-        run.config = config
-        run.write("config.json", config.to_dict())
-        return session.go(total)
+        made = lasting(make_task(config.task) if task is None else task, config.train)
+        with _answers_kept(made, run):
+            experiment = Experiment(config, made)
+            _same_yardstick(run, experiment)
+            session = _Session(experiment, run, on_progress, on_start)
+            if found is not None:
+                experiment.trainer.load_state_dict(found.tensors)
+                session.best = found.scalars.get("best_so_far")
+                session.owing = bool(found.scalars.get("owing"))
+            done = experiment.trainer.steps_done
+            # the line of the last step, as one that is owed, comes after its checkpoint: it is written again
+            run.truncate_metrics(done - 1 if done == total or session.owing else done)
+            if run.read("environment.json") is None:  # killed between its first two files
+                _write_environment(run, experiment)
+            run.config = config
+            run.write("config.json", config.to_dict())
+            return session.go(total)
 
 
 def open_run(path: str | Path, task: Task | None = None, device: str = "auto") -> Experiment:
@@ -316,7 +328,11 @@ def open_run(path: str | Path, task: Task | None = None, device: str = "auto") -
     found = run.load()
     if found is None:
         raise UserError(f"{path} has no checkpoint yet: train it further with `stochflow resume {path}`")
-    experiment = Experiment(run.config, task, device)
+    made = lasting(make_task(run.config.task) if task is None else task, run.config.train)
+    if isinstance(made.oracle, Cached):
+        made.oracle.recall(run.path / ANSWERS)
+    experiment = Experiment(run.config, made, device)
+    _same_yardstick(run, experiment)
     state = torch.random.get_rng_state()
     experiment.trainer.load_state_dict(found.tensors)
     torch.random.set_rng_state(state)
@@ -357,6 +373,43 @@ def default_folder(config: Config) -> Path:
     return path
 
 
+# the oracle of a run ----------------------------------------------------------------------------------------------
+
+
+def lasting(task: Task, settings: Train, before: Task | None = None) -> Task:
+    """The task with an oracle in Python asked patiently, and once about each text; what was answered `before` is known."""
+    if not isinstance(task.oracle, TextOracle):
+        return task
+    oracle = Cached(Patient(task.oracle, settings.oracle_timeout, settings.oracle_retries))
+    if before is not None and isinstance(before.oracle, Cached):
+        oracle.known |= before.oracle.known
+    return task._replace(oracle=oracle)
+
+
+@contextlib.contextmanager
+def _answers_kept(task: Task, run: Run) -> Iterator[None]:
+    """While the run folder is ours, each answer of an oracle in Python goes into it at once."""
+    if not isinstance(task.oracle, Cached):
+        yield
+        return
+    task.oracle.keep_in(run.path / ANSWERS)
+    try:
+        yield
+    finally:
+        task.oracle.file = None
+
+
+def _write_environment(run: Run, experiment: Experiment) -> None:
+    run.write("environment.json", environment(experiment.device.type) | {"listed": experiment.yardstick.exact})
+
+
+def _same_yardstick(run: Run, experiment: Experiment) -> None:
+    """Whether a slow oracle can be asked about all of the space was timed at the start; remembered answers would look quick now."""
+    listed = (run.read("environment.json") or {}).get("listed")
+    if listed is not None and isinstance(experiment.task.oracle, TextOracle):
+        experiment.yardstick.exact = listed
+
+
 def check_at_the_door(task: Task) -> None:
     """What a user brought must hold together; asked before a folder is made. The tasks that ship are held by the test suite."""
     check_env(task.env)
@@ -377,6 +430,8 @@ class _Session:
         self.experiment, self.run, self.on_progress, self.on_start = experiment, run, on_progress, on_start
         self.trainer = experiment.trainer
         self.best: float | None = None  # lower is better: TV, or minus the ELBO
+        self.owing = False  # an iteration is done, but the line, look or checkpoint that was due after it is not
+        self.random: dict[str, Tensor] = {}  # the random state at the start of the iteration in flight
         self.total = 0
         self.begun = time.monotonic()
 
@@ -387,7 +442,10 @@ class _Session:
             self.on_start(self.run.path, self.trainer.steps_done, total)
         try:
             with self._stoppable():
-                self.trainer.train(total, math.gcd(t.log_every, t.eval_every, t.save_every), self._between)
+                if self.owing:
+                    self._between(self.trainer)
+                self._note_random()
+                self.trainer.train(total, 1 if self._may_fail else math.gcd(t.log_every, t.eval_every, t.save_every), self._between)
                 if self.trainer.stop_requested:
                     self._save()
                     raise Interrupted(
@@ -398,22 +456,47 @@ class _Session:
         except Diverged:
             raise  # nothing worth keeping has happened since the last checkpoint
         except UserError as error:
-            with contextlib.suppress(Exception):  # the error that stopped us is the one to tell
-                self._save()
-            raise UserError(f"{error} (stopped at step {self.trainer.steps_done}; what was learned is kept in {self.run.path})") from error
+            where, step = self.run.path, self.trainer.steps_done
+            try:
+                self._save_at_failure()
+            except Exception:  # the error that stopped us is the one to tell
+                raise UserError(f"{error} (stopped at step {step}; the last checkpoint in {where} is from before)") from error
+            python = self.experiment.config.task.name == IN_PYTHON
+            how = f"experiment.resume({str(where)!r}, task=...)" if python else f"stochflow resume {where}"
+            raise UserError(f"{error}; everything is saved in {where}: mend it and go on from step {step} with `{how}`") from error
         except Exception as error:
             file = self.run.path / "error.txt"
             with contextlib.suppress(OSError):
                 file.write_text(traceback.format_exc())
                 error.written_to = file  # type: ignore[attr-defined]
             with contextlib.suppress(Exception):
-                self._save()
+                self._save_at_failure()
             raise
+
+    @property
+    def _may_fail(self) -> bool:
+        """Whether the oracle is Python's, and so can raise in the middle of an iteration."""
+        return not getattr(self.experiment.task.oracle, "on_device", False)
+
+    def _note_random(self) -> None:
+        if self._may_fail:
+            self.random = {"random.cpu": torch.get_rng_state()}
+            if self.experiment.device.type == "cuda":
+                self.random["random.cuda"] = torch.cuda.get_rng_state(self.experiment.device)
+
+    def _save_at_failure(self) -> None:
+        """The last whole iteration: until the oracle has answered, the one in flight has changed nothing but the random state."""
+        state = self.trainer.state_dict()
+        if not self.owing:
+            state |= self.random
+        more = {"owing": True} if self.owing else {}
+        self.run.save(self.trainer.steps_done, state, best_so_far=self.best, **more)
 
     def _between(self, trainer: Trainer) -> None:
         """Between two iterations: a log line, a look, a checkpoint, where they are due."""
         t, step = self.experiment.config.train, trainer.steps_done
         last = step == self.total
+        self.owing = True
         look = step % t.eval_every == 0 and not last  # the last look, line and checkpoint are those of _finish
         if (step % t.log_every == 0 or look) and not last:
             record = self._stats()
@@ -424,6 +507,8 @@ class _Session:
                 self._keep_if_best(record)
         if step % t.save_every == 0 and not last:
             self._save()
+        self.owing = False
+        self._note_random()
 
     def _stats(self) -> dict[str, Any]:
         stats = self.trainer.stats
@@ -449,11 +534,11 @@ class _Session:
         elbo = record.get("elbo")
         value = record["tv"] if record.get("tv") is not None else (None if elbo is None else -elbo)
         if not not_better(value, self.best):
-            self.best = value
-            self._save(best=True)
+            self.run.save(self.trainer.steps_done, self.trainer.state_dict(), best=True, best_so_far=value)
+            self.best = value  # after it is written: where that fails, it is still to be done
 
-    def _save(self, best: bool = False) -> Path:
-        return self.run.save(self.trainer.steps_done, self.trainer.state_dict(), best=best, best_so_far=self.best)
+    def _save(self) -> Path:
+        return self.run.save(self.trainer.steps_done, self.trainer.state_dict(), best_so_far=self.best)
 
     def _finish(self) -> Result:
         """The figures of the last average, never of the best; then the files a person wants."""

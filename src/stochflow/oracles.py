@@ -6,10 +6,17 @@ an oracle was asked about; a replayed CUDA graph runs no Python, so there the tr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import queue
+import signal
 import subprocess
-from collections.abc import Callable, Sequence
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,28 +74,43 @@ class Table:
         return None if self._marked is None else self._marked.to(state.device)[self.env.index(state)]
 
 
-class Host:
+class TextOracle(ABC):
+    """An oracle that is asked about texts, on the host. `Patient` and `Cached` wrap any other, in any order."""
+
+    on_device = False
+    env: Env
+    calls: int
+
+    @abstractmethod
+    def raw(self, texts: list[str]) -> list[float]:
+        """One float a text, NaN where there is no answer."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Stop the call that is under way, where that can be done."""
+
+    def __call__(self, state: Tensor) -> Tensor:
+        texts = self.env.decode(state)  # type: ignore[attr-defined]
+        values = self.raw(texts)
+        check_scores(texts, values)
+        return torch.tensor(values, dtype=torch.float32, device=state.device).reshape(state.shape[:-1])
+
+
+class Host(TextOracle):
     """A Python callable `list[str] -> scores`, called once a batch with the whole batch. It may be slow; it may not lie:
 
     a wrong number of scores, a missing one (None, KeyError), NaN or infinity stops with the sample's name.
     """
-
-    on_device = False
 
     def __init__(self, fn: Texts, env: Env):
         if not hasattr(env, "decode"):
             raise UserError(f"{env!r} has no texts to show an oracle: write the oracle as a function of state tensors instead")
         self.fn, self.env, self.calls = fn, env, 0
 
-    def __call__(self, state: Tensor) -> Tensor:
-        texts = self.env.decode(state)  # type: ignore[attr-defined]
-        return as_scores(self.ask(texts), state)
-
-    def ask(self, texts: list[str]) -> list[float]:
-        """A finite score for each text."""
-        values = self.raw(texts)
-        check_scores(texts, values)
-        return values
+    def cancel(self) -> None:
+        stop = getattr(self.fn, "cancel", None)
+        if callable(stop):
+            stop()
 
     def raw(self, texts: list[str]) -> list[float]:
         """What the callable says, as floats (NaN for None), one a text."""
@@ -136,56 +158,155 @@ def check_scores(texts: Sequence[str], values: Sequence[float]) -> None:
             )
 
 
-def as_scores(values: Sequence[float], state: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=state.device).reshape(state.shape[:-1])
+class Patient(TextOracle):
+    """An oracle that is tried again: `retries` times where it raises, or where it has not answered after `timeout` seconds.
+
+    `timeout` 0 waits for ever. Before try number k it waits backoff * 2^(k-2) seconds, so that a busy server can recover. NaN is an
+    answer, and not asked for again. With a time-out the call runs in a thread of its own; Python cannot stop a thread, so a call that
+    hangs is left behind (a `Command` is ended), and its late answer is not used.
+    """
+
+    def __init__(self, oracle: TextOracle, timeout: float = 0.0, retries: int = 2, backoff: float = 1.0):
+        if timeout < 0 or retries < 0 or backoff < 0:
+            raise UserError(f"timeout={timeout}, retries={retries} and backoff={backoff} of a patient oracle must be 0 or more")
+        self.oracle, self.env = oracle, oracle.env
+        self.timeout, self.retries, self.backoff = timeout, retries, backoff
+
+    @property
+    def calls(self) -> int:  # type: ignore[override]
+        return self.oracle.calls
+
+    def cancel(self) -> None:
+        self.oracle.cancel()
+
+    def raw(self, texts: list[str]) -> list[float]:
+        for done in range(self.retries):
+            try:
+                return self._once(texts)
+            except (UserError, _Late):
+                time.sleep(self.backoff * 2**done)
+        tries = self.retries + 1
+        try:
+            return self._once(texts)
+        except UserError as error:
+            raise error if tries == 1 else UserError(f"{error} (the last of {tries} tries)") from error
+        except _Late:
+            often = f", {tries} times," if tries > 1 else ""
+            raise UserError(
+                f"the oracle did not answer within {self.timeout:g} s{often} on a batch of {len(texts)} that begins with {texts[0]!r}: "
+                "mend it, or allow it more with a larger oracle_timeout"
+            ) from None
+
+    def _once(self, texts: list[str]) -> list[float]:
+        if self.timeout == 0 or not texts:
+            return self.oracle.raw(texts)
+        answer: queue.SimpleQueue[tuple[list[float] | None, BaseException | None]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answer.put((self.oracle.raw(texts), None))
+            except BaseException as error:  # whatever it is, it belongs to the one who waits
+                answer.put((None, error))
+
+        threading.Thread(target=ask, name="oracle", daemon=True).start()  # a daemon: one that hangs does not keep the process alive
+        try:
+            values, error = answer.get(timeout=self.timeout)
+        except queue.Empty:
+            self.cancel()
+            raise _Late from None
+        if error is not None:
+            raise error
+        assert values is not None
+        return values
 
 
-class Cached:
-    """A `Host` that is asked about each text once. `hits` counts the answers that cost nothing.
+class _Late(Exception):
+    """No answer in time."""
+
+
+class Cached(TextOracle):
+    """An oracle that is asked about each text once. `hits` counts the answers that cost nothing.
 
     With `file`, answers are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
     what was paid for is never lost, even where a later sample of the same batch fails.
     """
 
-    on_device = False
-
-    def __init__(self, oracle: Host, file: str | Path | None = None):
+    def __init__(self, oracle: TextOracle, file: str | Path | None = None):
         self.oracle, self.env, self.hits = oracle, oracle.env, 0
         self.known: dict[str, float] = {}
-        self.file = None if file is None else Path(file)
-        if self.file is not None and self.file.exists():
-            self._read(self.file)
+        self.file: Path | None = None
+        if file is not None:
+            self.keep_in(file)
 
     @property
-    def calls(self) -> int:
+    def calls(self) -> int:  # type: ignore[override]
         return self.oracle.calls
 
-    def __call__(self, state: Tensor) -> Tensor:
-        texts = self.env.decode(state)  # type: ignore[attr-defined]
+    def cancel(self) -> None:
+        self.oracle.cancel()
+
+    def raw(self, texts: list[str]) -> list[float]:
         new = [t for t in dict.fromkeys(texts) if t not in self.known]
         self.hits += len(texts) - len(new)
-        values = self.oracle.raw(new)
-        self._keep({t: v for t, v in zip(new, values, strict=True) if abs(v) <= LARGEST})  # before anything is refused
-        check_scores(new, values)
-        return as_scores([self.known[t] for t in texts], state)
+        said = dict(zip(new, self.oracle.raw(new), strict=True)) if new else {}
+        good = {t: v for t, v in said.items() if abs(v) <= LARGEST}  # kept before anything is refused
+        self.known.update(good)
+        self._append(good)
+        return [self.known[t] if t in self.known else said[t] for t in texts]
 
-    def _keep(self, scores: dict[str, float]) -> None:
-        self.known.update(scores)
-        if self.file is not None and scores:
-            with self.file.open("a", encoding="utf-8") as out:
-                out.writelines(json.dumps({"text": t, "score": v}) + "\n" for t, v in scores.items())
+    def keep_in(self, file: str | Path) -> None:
+        """From now on answers go to this file as well; what it holds is known, and what is known goes into it."""
+        self.file = Path(file)
+        before = self.known
+        self.known = {}
+        with _on_disk(self.file):
+            torn = self.recall(self.file)
+            if torn:
+                os.truncate(self.file, self.file.stat().st_size - torn)
+        news = {t: v for t, v in before.items() if t not in self.known}
+        self.known |= news
+        self._append(news)
 
-    def _read(self, file: Path) -> None:
-        content = file.read_text(encoding="utf-8")
-        whole = content[: content.rfind("\n") + 1]  # a last line cut short by a crash is dropped
-        for place, line in enumerate(whole.splitlines(), start=1):
+    def recall(self, file: str | Path) -> int:
+        """Know what this file holds, and leave it as it is; how many bytes of a last line cut short by a crash it ends with.
+
+        Of two answers about one text the first is taken: it is the one that was learned from.
+        """
+        path = Path(file)
+        content = path.read_bytes() if path.exists() else b""
+        *lines, rest = content.split(b"\n")
+        for place, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)
-                self.known[entry["text"]] = float(entry["score"])
+                score = float(entry["score"])
+                if not isinstance(entry["text"], str) or not abs(score) <= LARGEST:
+                    raise ValueError
             except (ValueError, KeyError, TypeError):
-                raise UserError(f"line {place} of {file} is not an oracle's answer: mend or remove it") from None
-        if whole != content:
-            file.write_text(whole, encoding="utf-8")
+                raise UserError(f"line {place} of {path} is not an oracle's answer: mend or remove it") from None
+            self.known.setdefault(entry["text"], score)
+        return len(rest)
+
+    def _append(self, scores: dict[str, float]) -> None:
+        if self.file is None or not scores:
+            return
+        content = "".join(json.dumps({"text": t, "score": v}) + "\n" for t, v in scores.items()).encode()
+        with _on_disk(self.file):
+            size = self.file.stat().st_size if self.file.exists() else 0
+            try:
+                with self.file.open("ab") as out:
+                    out.write(content)
+            except OSError:
+                with contextlib.suppress(OSError):  # half a line would spoil the one that follows it
+                    os.truncate(self.file, size)
+                raise
+
+
+@contextlib.contextmanager
+def _on_disk(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"the oracle's answers cannot be kept in {file}: {error.strerror or error}: free or allow the space") from error
 
 
 class Command:
@@ -196,6 +317,7 @@ class Command:
 
     def __init__(self, command: str):
         self.command = command
+        self._running: subprocess.Popen[str] | None = None
 
     def __call__(self, texts: list[str]) -> list[float]:
         for text in texts:
@@ -203,13 +325,32 @@ class Command:
                 raise UserError(
                     f"{text!r} holds a line break, but the oracle `{self.command}` reads one sequence a line: use a Python oracle"
                 )
-        done = subprocess.run(self.command, shell=True, input="".join(t + "\n" for t in texts), capture_output=True, text=True)
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        pipe = subprocess.PIPE
+        # a session of its own: Ctrl-C ends training between two iterations, not the command in the middle of one
+        running = subprocess.Popen(self.command, shell=True, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        self._running = running
+        try:
+            written, complaints = running.communicate("".join(t + "\n" for t in texts))
+        except BaseException:
+            self.cancel()
+            raise
+        if running.returncode != 0:
+            last = (complaints.strip().splitlines() or ["it said nothing"])[-1]
             raise UserError(
-                f"the oracle `{self.command}` ended with status {done.returncode} on a batch beginning with {texts[0]!r}: {last}"
+                f"the oracle `{self.command}` ended with status {running.returncode} on a batch beginning with {texts[0]!r}: {last}"
             )
-        lines = done.stdout.split("\n")[: -1 if done.stdout.endswith("\n") else None]
+        lines = written.split("\n")[: -1 if written.endswith("\n") else None]
         if len(lines) != len(texts):
             raise UserError(f"the oracle `{self.command}` wrote {len(lines)} lines for {len(texts)} sequences: write one score a line")
         return [_number(text, line) for text, line in zip(texts, lines, strict=True)]
+
+    def cancel(self) -> None:
+        """End the command that is running, and what it started."""
+        running = self._running
+        if running is None or running.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if os.name == "posix":
+                os.killpg(running.pid, signal.SIGKILL)
+            else:
+                running.kill()

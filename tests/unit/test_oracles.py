@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
+from stochflow import oracles
 from stochflow.envs import Grid, Strings
 from stochflow.errors import UserError
-from stochflow.oracles import Cached, Command, Host, Table
+from stochflow.oracles import Cached, Command, Host, Patient, Table
 
 DNA2 = Strings("ACGT", 2)
 
@@ -206,3 +209,167 @@ def test_command_refuses_sequences_that_are_not_lines():
     env = Strings("a\n", 2)
     with pytest.raises(UserError, match="line break"):
         Host(Command("cat"), env)(env.encode(["a\n"]))
+
+
+# what is remembered ---------------------------------------------------------------------------------------------
+
+
+def test_of_two_answers_in_a_file_the_first_is_taken(tmp_path):
+    file = tmp_path / "oracle.jsonl"
+    file.write_text('{"text": "AA", "score": 0.25}\n{"text": "AA", "score": 0.75}\n')
+    assert Cached(Host(boom, DNA2), file)(DNA2.encode(["AA"])).tolist() == [0.25]
+
+
+@pytest.mark.parametrize("line", ['{"text": "AA", "score": NaN}', '{"text": "AA", "score": 1e300}', '{"text": 3, "score": 1}', "[]", ""])
+def test_a_file_cannot_bring_in_what_an_oracle_may_not_say(tmp_path, line):
+    file = tmp_path / "oracle.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(UserError, match=r"line 1 of .*oracle.jsonl is not an oracle's answer"):
+        Cached(Host(gc, DNA2), file)
+
+
+def test_a_file_given_later_gets_what_is_known_and_gives_what_it_holds(tmp_path):
+    file = tmp_path / "oracle.jsonl"
+    file.write_text('{"text": "AA", "score": 0.25}\n')
+    oracle = Cached(Host(gc, DNA2))
+    oracle(DNA2.encode(["GC", "TT"]))
+    oracle.keep_in(file)
+    assert [json.loads(line)["text"] for line in file.read_text().splitlines()] == ["AA", "GC", "TT"]
+    assert oracle(DNA2.encode(["AA", "GC"])).tolist() == [0.25, 1.0]
+    assert oracle.calls == 2
+
+
+def test_recalling_leaves_the_file_as_it_is(tmp_path):
+    file = tmp_path / "oracle.jsonl"
+    content = '{"text": "AA", "score": 0.25}\n{"text": "G'
+    file.write_text(content)
+    oracle = Cached(Host(gc, DNA2))
+    assert oracle.recall(file) == len('{"text": "G')
+    assert oracle(DNA2.encode(["AA", "GC"])).tolist() == [0.25, 1.0]
+    assert file.read_text() == content
+
+
+def test_a_cache_around_a_cache_keeps_both(tmp_path):
+    inner = Cached(Host(gc, DNA2), tmp_path / "mine.jsonl")
+    outer = Cached(inner, tmp_path / "runs.jsonl")
+    outer(DNA2.encode(["GC", "GC", "AT"]))
+    assert (tmp_path / "mine.jsonl").read_bytes() == (tmp_path / "runs.jsonl").read_bytes()
+    assert (outer.calls, outer.hits, inner.hits) == (2, 1, 0)
+
+
+def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path):
+    """The system's own limit on the size of a file: what does not fit is cut in the middle of a line, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    file = tmp_path / "oracle.jsonl"
+    oracle = Cached(Host(gc, DNA2), file)
+    oracle(DNA2.encode(["GC"]))
+    before = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"answers cannot be kept in .*oracle.jsonl: .*free"):
+            oracle(DNA2.encode(["AA", "AC", "AG"]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == before
+    again = Cached(Host(gc, DNA2), file)
+    assert again(DNA2.encode(["GC", "CA"])).tolist() == [1.0, 0.5]
+    assert len(file.read_text().splitlines()) == 2
+
+
+# patience -------------------------------------------------------------------------------------------------------
+
+
+class Flaky:
+    """Fails `times` times, then answers; `how` it fails."""
+
+    def __init__(self, times, how):
+        self.left, self.how, self.asked, self.over = times, how, 0, threading.Event()
+
+    def __call__(self, texts):
+        self.asked += 1
+        if self.left > 0:
+            self.left -= 1
+            if self.how == "raise":
+                raise ConnectionError("the server is busy")
+            self.over.wait(20)
+        return gc(texts)
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """The pauses between two tries, taken down and not slept."""
+    seen = []
+    monkeypatch.setattr(oracles, "time", type("Clock", (), {"sleep": staticmethod(seen.append)}))
+    return seen
+
+
+@pytest.mark.parametrize("how", ["raise", "hang"])
+def test_a_patient_oracle_is_tried_again_after_longer_and_longer_pauses(how, waits):
+    fn = Flaky(3, how)
+    oracle = Patient(Host(fn, DNA2), timeout=0.05, retries=3, backoff=0.5)
+    assert oracle(DNA2.encode(["GC", "AT"])).tolist() == [1.0, 0.0]
+    assert waits == [0.5, 1.0, 2.0]
+    assert (fn.asked, oracle.calls) == (4, 8)
+    assert oracle(DNA2.encode(["CA"])).tolist() == [0.5]
+    assert len(waits) == 3  # an answer costs no pause
+    fn.over.set()
+
+
+@pytest.mark.parametrize(
+    ("how", "retries", "words"),
+    [
+        ("raise", 2, ["'GC'", "ConnectionError: the server is busy", "the last of 3 tries"]),
+        ("raise", 0, ["'GC'", "ConnectionError: the server is busy"]),
+        ("hang", 2, ["did not answer within 0.05 s, 3 times,", "batch of 2", "'GC'", "oracle_timeout"]),
+        ("hang", 0, ["did not answer within 0.05 s on a batch of 2", "'GC'"]),
+    ],
+)
+def test_patience_ends_with_one_clear_sentence(how, retries, words, waits):
+    fn = Flaky(99, how)
+    with pytest.raises(UserError) as error:
+        Patient(Host(fn, DNA2), timeout=0.05, retries=retries)(DNA2.encode(["GC", "AT"]))
+    fn.over.set()
+    message = str(error.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    assert fn.asked == retries + 1 == len(waits) + 1
+
+
+def test_without_a_timeout_there_is_no_thread():
+    names = []
+    Patient(Host(lambda t: names.append(threading.current_thread()) or gc(t), DNA2))(DNA2.encode(["GC"]))
+    Patient(Host(lambda t: names.append(threading.current_thread()) or gc(t), DNA2), timeout=5)(DNA2.encode(["GC"]))
+    assert names[0] is threading.main_thread() is not names[1]
+
+
+def test_no_answer_is_an_answer_and_not_asked_for_again(waits):
+    oracle = Patient(Host(lambda t: [math.nan] * len(t), DNA2), retries=5)
+    with pytest.raises(UserError, match="NaN"):
+        oracle(DNA2.encode(["GC"]))
+    assert (oracle.calls, waits) == (1, [])
+
+
+def test_only_what_is_not_known_is_tried_again(waits):
+    fn = Flaky(0, "raise")
+    oracle = Cached(Patient(Host(fn, DNA2), retries=1))
+    oracle(DNA2.encode(["GC"]))
+    fn.left = 1
+    assert oracle(DNA2.encode(["GC", "CA"])).tolist() == [1.0, 0.5]
+    assert oracle.calls == 3  # GC, then CA twice
+
+
+@pytest.mark.parametrize("settings", [{"timeout": -1}, {"retries": -1}, {"backoff": -0.5}])
+def test_patience_is_not_negative(settings):
+    with pytest.raises(UserError, match="0 or more"):
+        Patient(Host(gc, DNA2), **settings)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
+def test_a_command_that_hangs_is_ended_with_what_it_started():
+    command = Command("sleep 60 | sleep 60")
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"did not answer within 0\.2 s"):
+        Patient(Host(command, DNA2), timeout=0.2, retries=0)(DNA2.encode(["GC"]))
+    assert command._running.wait(timeout=10) == -9
+    assert time.monotonic() - begun < 10
