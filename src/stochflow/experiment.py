@@ -380,7 +380,8 @@ def lasting(task: Task, settings: Train, before: Task | None = None) -> Task:
     """The task with an oracle in Python asked patiently, and once about each text; what was answered `before` is known."""
     if not isinstance(task.oracle, TextOracle):
         return task
-    oracle = Cached(Patient(task.oracle, settings.oracle_timeout, settings.oracle_retries))
+    batch = settings.batch * settings.seeds if settings.oracle_timeout else 0  # a look asks about more at once, and would always be late
+    oracle = Cached(Patient(task.oracle, settings.oracle_timeout, settings.oracle_retries), at_most=batch)
     if before is not None and isinstance(before.oracle, Cached):
         oracle.known |= before.oracle.known
     return task._replace(oracle=oracle)

@@ -228,11 +228,12 @@ class Cached(TextOracle):
     """An oracle that is asked about each text once. `hits` counts the answers that cost nothing.
 
     With `file`, answers are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
-    what was paid for is never lost, even where a later sample of the same batch fails.
+    what was paid for is never lost, even where a later sample of the same batch fails. `at_most` texts are asked about in one
+    call (0: all), so that the answers to a long question are kept part by part, and a time-out means the same for any question.
     """
 
-    def __init__(self, oracle: TextOracle, file: str | Path | None = None):
-        self.oracle, self.env, self.hits = oracle, oracle.env, 0
+    def __init__(self, oracle: TextOracle, file: str | Path | None = None, at_most: int = 0):
+        self.oracle, self.env, self.hits, self.at_most = oracle, oracle.env, 0, at_most
         self.known: dict[str, float] = {}
         self.file: Path | None = None
         if file is not None:
@@ -248,11 +249,15 @@ class Cached(TextOracle):
     def raw(self, texts: list[str]) -> list[float]:
         new = [t for t in dict.fromkeys(texts) if t not in self.known]
         self.hits += len(texts) - len(new)
-        said = dict(zip(new, self.oracle.raw(new), strict=True)) if new else {}
-        good = {t: v for t, v in said.items() if abs(v) <= LARGEST}  # kept before anything is refused
-        self.known.update(good)
-        self._append(good)
-        return [self.known[t] if t in self.known else said[t] for t in texts]
+        width = self.at_most or len(new) or 1
+        for part in (new[i : i + width] for i in range(0, len(new), width)):
+            said = dict(zip(part, self.oracle.raw(part), strict=True))
+            good = {t: v for t, v in said.items() if abs(v) <= LARGEST}  # kept before anything is refused
+            self.known |= good
+            self._append(good)
+            if len(good) < len(part):  # this stops whoever asks: the parts that are left are not paid for
+                return [self.known.get(t, said.get(t, math.nan)) for t in texts]
+        return [self.known[t] for t in texts]
 
     def keep_in(self, file: str | Path) -> None:
         """From now on answers go to this file as well; what it holds is known, and what is known goes into it."""

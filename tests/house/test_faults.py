@@ -13,6 +13,8 @@ import os
 import pathlib
 import pickle
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import types
@@ -28,7 +30,7 @@ from stochflow.oracles import Cached, Host
 from stochflow.runs import Run, load_checkpoint
 from stochflow.tasks import strings_task
 
-SMALL = """--batch 8 --hidden 8 --layers 1 --steps 12 --log-every 2 --eval-every 4 --save-every 6 --replay 0.5 --replay-size 32
+SMALL = """--batch 64 --hidden 8 --layers 1 --steps 12 --log-every 2 --eval-every 4 --save-every 6 --replay 0.5 --replay-size 128
     --dynamics-off-pol --dynamics-sample-size 4 --device cpu --quiet""".split()
 
 
@@ -233,6 +235,45 @@ def test_a_task_made_in_python_is_told_how_to_go_on(service, tmp_path):
     assert mine.read_bytes() == (tmp_path / "run" / "oracle.jsonl").read_bytes()  # the user's own file, and the run's
     assert isinstance(task.oracle.oracle, Host)
     assert task.oracle.file == mine
+
+
+OWN = """
+import os, signal
+from stochflow import strings_task
+
+batches = []
+
+def score(texts):
+    batches.append(texts)
+    if len(batches) == 9 and not os.path.exists("mended"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    with open("asked.txt", "a") as f:
+        f.writelines(t + "\\n" for t in texts)
+    return [0.1 + t.count("G") for t in texts]
+
+def design():
+    return strings_task(score, "ACGT", 12)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills")
+def test_a_run_killed_while_it_waits_for_its_oracle_asks_for_nothing_again(tmp_path, monkeypatch):
+    """In a process of its own; the newest checkpoint is behind what was answered."""
+    (tmp_path / "killed_while_asking.py").write_text(OWN)
+    words = ["train", "killed_while_asking:design", *SMALL, "--out", "run"]
+    done = subprocess.run([sys.executable, "-m", "stochflow", *words], cwd=tmp_path, capture_output=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert Run.open(tmp_path / "run").load().step == 6  # of 7 that were done
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mended").touch()
+    assert main(["resume", "run", "--quiet"]) == 0
+    assert main([*words[:-1], "whole"]) == 0
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    asked = (tmp_path / "asked.txt").read_text().split()
+    answers = [f / "oracle.jsonl" for f in (tmp_path / "run", tmp_path / "whole")]
+    assert sorted(answers[0].read_text().splitlines()) == sorted(answers[1].read_text().splitlines())
+    assert len(asked) == 2 * len(set(asked))  # once for each of the two runs
 
 
 # the disk -------------------------------------------------------------------------------------------------------

@@ -257,6 +257,33 @@ def test_a_cache_around_a_cache_keeps_both(tmp_path):
     assert (outer.calls, outer.hits, inner.hits) == (2, 1, 0)
 
 
+def test_a_long_question_is_asked_and_kept_part_by_part(tmp_path):
+    parts = []
+
+    def tires(texts):
+        parts.append(texts)
+        if len(parts) == 3:
+            raise TimeoutError("enough")
+        return gc(texts)
+
+    oracle = Cached(Host(tires, DNA2), tmp_path / "oracle.jsonl", at_most=2)
+    states = DNA2.encode(["AA", "AC", "AA", "GC", "TT", "GG", "CC"])
+    with pytest.raises(UserError, match="enough"):
+        oracle(states)
+    assert parts == [["AA", "AC"], ["GC", "TT"], ["GG", "CC"]]
+    again = Cached(Host(tires, DNA2), tmp_path / "oracle.jsonl", at_most=2)
+    assert again(states).tolist() == [0.0, 0.5, 0.0, 1.0, 0.0, 1.0, 1.0]
+    assert parts[3:] == [["GG", "CC"]]
+
+
+def test_what_comes_after_a_missing_answer_is_not_paid_for():
+    asked = []
+    oracle = Cached(Host(lambda t: asked.extend(t) or [None if x == "GC" else 1.0 for x in t], DNA2), at_most=2)
+    with pytest.raises(UserError, match=r"sample 2, 'GC'"):
+        oracle(DNA2.encode(["AA", "AC", "GC", "TT", "GG", "CC"]))
+    assert asked == ["AA", "AC", "GC", "TT"]
+
+
 def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path):
     """The system's own limit on the size of a file: what does not fit is cut in the middle of a line, as on a full disk."""
     resource = pytest.importorskip("resource")
