@@ -21,7 +21,7 @@ INK, QUIET = "#1d2330", "#6b7280"
 
 def laws(side: int, stick: float, steps: int) -> dict[str, Tensor]:
     """The three laws [N], by the words that stand above them."""
-    experiment = Experiment(configure("grid", side=side, stick=stick, objective="tb", lr=5e-3, device="cpu"))
+    experiment = Experiment(configure("grid", side=side, stick=stick, device="cpu"))
     experiment.trainer.train(steps)
     known = experiment.yardstick
     with experiment.trainer.averaged():
