@@ -297,15 +297,16 @@ def whole_checkpoints(folder) -> list[int]:
     return sorted(load_checkpoint(p).step for p in (folder / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("last", [1, 3, 4, 6, 8, 9, 10, 12, 14, 15])  # the write that still succeeds; the first makes the folder a run
-def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(last, grid, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("lasting", [True, False], ids=["for good", "for a moment"])
+@pytest.mark.parametrize("last", [1, 4, 6, 8, 9, 10, 12, 15])  # the write that still succeeds; the first makes the folder a run
+def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(last, lasting, grid, tmp_path, monkeypatch, capfd):
     reference, syncs = grid
     assert last < syncs
     done, fsync = [], os.fsync
 
     def full(number):
         done.append(number)
-        if len(done) > last:
+        if len(done) == last + 1 or (lasting and len(done) > last):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(number)
 
