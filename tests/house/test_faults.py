@@ -223,16 +223,20 @@ def test_answers_from_the_file_do_not_make_a_slow_oracle_look_quick(service, tmp
 
 def test_a_task_made_in_python_is_told_how_to_go_on(service, tmp_path):
     mine = tmp_path / "mine.jsonl"
-    task = strings_task(service, "ACGT", 6)
+    task = strings_task(service, "ACGT", 11)
     task = task._replace(oracle=Cached(task.oracle, mine))
     service.fault, service.at = "raise", 4
     settings = {"steps": 6, "batch": 8, "hidden": 8, "oracle_retries": 0, "eval_every": 2, "device": "cpu"}
     with pytest.raises(UserError, match=r"experiment\.resume\('.*', task=\.\.\.\)"):
         experiment.train(task, out=tmp_path / "run", **settings)
     service.mend()
-    assert experiment.resume(tmp_path / "run", task=task).summary["step"] == 6
+    done = experiment.resume(tmp_path / "run", task=task)
+    assert done.summary["step"] == 6
     assert len(service.asked) == len(set(service.asked))
     assert mine.read_bytes() == (tmp_path / "run" / "oracle.jsonl").read_bytes()  # the user's own file, and the run's
+    kept = (tmp_path / "run" / "oracle.jsonl").read_bytes()
+    done.sample(500, seed=1)  # the folder was given back: another process may be writing it now
+    assert (tmp_path / "run" / "oracle.jsonl").read_bytes() == kept != mine.read_bytes()
     assert isinstance(task.oracle.oracle, Host)
     assert task.oracle.file == mine
 
