@@ -9,6 +9,7 @@ The mathematics and what each mode converges to are in docs/forecasting.md.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 from stochflow import __version__, objectives
 from stochflow import forecast_report as report
 from stochflow.encoders import WindowEncoder, remembering
-from stochflow.envs.series import LOCATIONS, Bins, Cut, Series, Track, Windows
+from stochflow.envs.series import FAR, LOCATIONS, Bins, Cut, Series, Track, Windows
 from stochflow.errors import UserError, did_you_mean
 from stochflow.forecast_config import FLAGS, Forecast
 from stochflow.forecast_frame import ID, SHIPPED, STAMP, VALUE, need_pandas, read, read_csv, shipped
@@ -31,10 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Backtest", "Forecast", "Forecasted", "Forecaster", "forecast_command", "shipped"]
 
+log = logging.getLogger("stochflow")
+
 NAME = "stochflow"  # the column of point forecasts
 HELD_OUT = 0.15  # of the training windows, the last ones, to find out how long to train
 OVERFLOW = 0.995  # share of the training targets that lie within the bins' ends (a tenth further out)
 TOGETHER = 20_000  # futures drawn at once
+MANY = 5  # series from which on whole ones may validate, where each alone is too short for it
+UNTESTED = 100  # most iterations where nothing validates: longer, networks learn few windows by heart
 
 
 class Forecaster:
@@ -59,20 +64,41 @@ class Forecaster:
         s = self.settings
         self.schema, tracks, self.stamps = read(frame, s.freq, s.gaps, s.season, until)
         self.tracks = tracks
-        season = self.schema.season
-        self.window = s.window or max(2 * season + min(season, 12), 2 * s.horizon, 8)
+        self.window = self._length(self.schema.season)
         for track in tracks:
             if len(track.y) < self.window + s.horizon:
-                raise UserError(
-                    f"series {track.name!r} has {len(track.y)} rows, but a window of {self.window} and a horizon of {s.horizon} need "
-                    f"{self.window + s.horizon}: shorten --window or --horizon, or leave the series out"
-                )
+                raise UserError(self._too_short(track, self.window))
         self.cut, windows, train, valid = self._windows(tracks)
+        whole = not len(valid) and len(tracks) >= MANY
+        if whole:
+            train, valid = self._whole_series(tracks, train)
+        if not len(valid) and s.steps > UNTESTED:
+            s = dataclasses.replace(s, steps=UNTESTED)
+            log.warning(
+                "only %d windows to train on, too few to hold any out and find how long to train: stopping after %d iterations, "
+                "and intervals may be too narrow",
+                len(train),
+                UNTESTED,
+            )
         known = windows.target[torch.cat([train, valid])]
         limit = 1.1 * float(known.abs().flatten().quantile(OVERFLOW)) if known.numel() < 2**24 else 4.0
-        env = self._env(windows, Bins(s.bins, max(limit, 1e-3)))
-        self.fitted = fit(env, s, train, valid, self.device, self.form)
+        env = self._env(windows, Bins(s.bins, min(max(limit, 1e-3), FAR)))
+        log.info("training on %d windows of %d series, %d windows validating", len(train), len(tracks), len(valid))
+        self.fitted = fit(env, s, train, valid, self.device, self.form, whole)
+        log.info("trained for %d iterations, temperature %g", self.fitted.steps, self.fitted.temperature)
         return self
+
+    def _length(self, season: int) -> int:
+        """Steps of a window."""
+        s = self.settings
+        return s.window or max(2 * season + min(season, 12), 2 * s.horizon, 8)
+
+    def _too_short(self, track: Track, window: int) -> str:
+        horizon = self.settings.horizon
+        return (
+            f"series {track.name!r} has {len(track.y)} rows, but a window of {window} and a horizon of {horizon} need "
+            f"{window + horizon}: shorten --window or --horizon, or leave the series out"
+        )
 
     def _windows(self, tracks: list[Track]) -> tuple[Cut, Windows, torch.Tensor, torch.Tensor]:
         """Training windows around the location that came closest in them, and which of them validate."""
@@ -100,6 +126,18 @@ class Forecaster:
                 f"no window of {self.window} steps has a whole horizon of {s.horizon} known values behind it: fill gaps, or shorten both"
             )
         return cut, windows, rows[0], rows[1]
+
+    def _whole_series(self, tracks: list[Track], rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Windows of most series, and those of a few evenly chosen ones to validate."""
+        count = [len(self.cut.origins(t, self.settings.stride)) for t in tracks]
+        owner = torch.repeat_interleave(torch.arange(len(tracks)), torch.tensor(count))[rows]
+        have = owner.unique()
+        held = max(1, round(HELD_OUT * len(have)))
+        if len(have) < MANY:
+            return rows, rows[:0]
+        chosen = have[torch.arange(held) * len(have) // held + len(have) // (2 * held)]
+        last = torch.isin(owner, chosen)
+        return rows[~last], rows[last]
 
     def _env(self, windows: Windows, bins: Bins) -> Series:
         return Series(windows, bins, self.schema.sizes, self.schema.static_sizes)
@@ -131,18 +169,34 @@ class Forecaster:
         apart = s.horizon if step is None else step
         if count < 1 or apart < 1:
             raise UserError(f"{count} origins {apart} rows apart test nothing: give at least one of each")
-        _, tracks, stamps = read(frame, s.freq, s.gaps, s.season)
+        schema, tracks, stamps = read(frame, s.freq, s.gaps, s.season)
+        window = self._length(schema.season)
+        need = window + s.horizon
         ends, limits = [], []
         for track, when in zip(tracks, stamps, strict=True):
             last = len(track.y) - s.horizon
             at = [last - apart * i for i in reversed(range(count))]
-            if at[0] < 1:
+            if len(track.y) < need:
+                raise UserError(self._too_short(track, window))
+            if at[0] < need:
                 raise UserError(
-                    f"series {track.name!r} has {len(track.y)} rows, too few for {count} origins {apart} rows apart: lower --origins"
+                    f"series {track.name!r} has {len(track.y)} rows, of which {max(at[0], 0)} come before the first of {count} origins "
+                    f"{apart} rows apart, but a window of {window} and a horizon of {s.horizon} need {need} there: lower --origins "
+                    "(0: no back-test), or shorten --window or --horizon"
                 )
             ends.append(at)
             limits.append(when[at[0] - 1])
-        earlier = Forecaster(s, self.form).fit(frame, until=min(limits))
+        begin = min(limits)
+        first = tracks[limits.index(begin)].name
+        for track, when in zip(tracks, stamps, strict=True):
+            before = sum(stamp <= begin for stamp in when)
+            if before < need:
+                raise UserError(
+                    f"series {track.name!r} has {before} rows up to {begin}, the first origin of series {first!r} and the end of what the "
+                    f"back-test learns from, but needs {need}: forecast it by itself, or give up the back-test with --origins 0"
+                )
+        log.info("back-test: %d origins, learning from what came up to %s", count, begin)
+        earlier = Forecaster(s, self.form).fit(frame, until=begin)
         drawn = earlier.draw(read(frame, s.freq, s.gaps, s.season, schema=earlier.schema)[1], ends)
         names = [t.name for t, at in zip(tracks, ends, strict=True) for _ in at]
         later = [when[e : e + s.horizon] for when, at in zip(stamps, ends, strict=True) for e in at]

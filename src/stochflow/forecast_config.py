@@ -21,7 +21,7 @@ class Forecast:
     freq: str = ""
     """frequency of the stamps, as pandas spells it (MS, D, h ...) or a whole number for integer stamps; empty: inferred"""
     window: int = 0
-    """steps of the past a forecast sees; 0: three seasons or two horizons, whichever is longer, at most 96"""
+    """steps of the past a forecast sees; 0: two seasons and at most 12 steps of a third, or two horizons, whichever is longer; 8 at least"""
     season: int = 0
     """steps of a season; 0: by the frequency (12 for months, 24 for hours, 7 for days ...)"""
     mode: Mode = "nll"

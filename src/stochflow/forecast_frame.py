@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,12 @@ class Schema:
         return own + tuple(len(v) + 1 for v in self.static_categories.values())
 
     def after(self, stamp: Any, steps: int) -> list[Any]:
-        """The stamps that follow one."""
-        return [stamp + self.freq * k for k in range(1, steps + 1)]
+        """The stamps that follow one, whole steps later: the first of the month after a first, the 15th or so after a 15th."""
+        if isinstance(self.freq, int) or self.freq.is_on_offset(stamp):
+            return [stamp + self.freq * k for k in range(1, steps + 1)]
+        grid = [self.freq.rollback(stamp) + self.freq * k for k in range(steps + 2)]
+        share = (stamp - grid[0]) / (grid[1] - grid[0])  # of a step: what `_time` interpolates
+        return [(a + share * (b - a)).round("s") for a, b in pairwise(grid[1:])]
 
 
 def need_pandas() -> Any:
@@ -74,7 +79,10 @@ def read_csv(path: str | Path) -> pd.DataFrame:
     """The file as text, so that what is not a number can be named."""
     pandas = need_pandas()
     if not os.path.isfile(path):
-        raise UserError(f"there is no file {str(path)!r}: give the path of a CSV file with the columns {ID}, {STAMP} and {VALUE}")
+        raise UserError(
+            f"there is no file {str(path)!r}{did_you_mean(os.path.basename(path), SHIPPED)}: give the path of a CSV file with the columns "
+            f"{ID}, {STAMP} and {VALUE}, or the name of a series that ships with the package ({', '.join(SHIPPED)})"
+        )
     try:
         found = pandas.read_csv(path, dtype=str, skipinitialspace=True)
     except (ValueError, UnicodeDecodeError, OSError) as problem:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stochflow.errors import UserError
+from stochflow.runs import plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,4 +122,5 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    """What is not finite (the scaled error of a series that never changes) is null: JSON has no infinity."""
+    path.write_text(json.dumps(plain(content), indent=1, default=str, allow_nan=False) + "\n", encoding="utf-8")

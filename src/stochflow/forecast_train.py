@@ -266,9 +266,11 @@ def fit(
     valid: Tensor | None,
     device: torch.device,
     form: Form = objectives.MARGINAL,
+    whole: bool = False,
 ) -> Fitted:
     """Train; with validation windows, find on them how long, and where windows are few train that long on all of them.
 
+    `whole`: they are whole series, which must be trained on in the end however many windows there are.
     The random stream outside is left as it was.
     """
     devices = [device] if device.type == "cuda" else []
@@ -280,7 +282,7 @@ def fit(
             trainer, steps, looks = _validated(env, settings, train, valid, device, form)
             if settings.mode in ("nll", "mix"):
                 temperature = _best_temperature(trainer, settings, valid.to(device), form)
-            if len(train) >= FEW:
+            if len(train) >= FEW and not whole:
                 temper(trainer.policy, temperature)
                 return Fitted(trainer.task, trainer.policy, trainer.dynamics, steps, temperature, looks)
             train = torch.cat([train, valid])

@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 import torch
 
+from stochflow import forecast_train
+from stochflow.envs.series import FAR
 from stochflow.errors import UserError
 from stochflow.forecast import Forecast, Forecaster, forecast_command, shipped
 from stochflow.forecast_config import FLAGS
 from stochflow.forecast_frame import read, read_csv
-from stochflow.forecast_report import whole_folder
+from stochflow.forecast_report import whole_folder, write_json
 
 QUICK = {"horizon": 4, "encoder": "mlp", "seeds": 2, "steps": 20, "samples": 60, "hidden": 16, "bins": 16}
 
@@ -125,6 +127,58 @@ def test_gaps_and_irregular_stamps_are_taken_when_allowed():
     assert np.isfinite(Forecaster(freq="MS", gaps="allow", **QUICK).fit(shifted).predict()["stochflow"]).all()
 
 
+def test_stamps_off_the_grid_go_on_by_whole_steps():
+    """Whatever the last stamp, the forecast is for 1, 2, ... steps later, which is what the network is asked about."""
+    frame = monthly()
+    for days in (0, 14):
+        shifted = frame.assign(ds=frame["ds"] + pd.Timedelta(days=days))
+        schema, tracks, stamps = read(shifted, "MS", "allow")
+        later = schema.after(stamps[0][-1], 3)
+        more = pd.DataFrame({"ds": [*stamps[0], *later], "y": 0.0})
+        time = read(more, "MS", "allow", schema=schema)[1][0].time
+        assert np.allclose(time[-3:] - tracks[0].time[-1], [1, 2, 3], atol=1e-4)
+    assert later[0].strftime("%Y-%m-%d") == "2006-09-14"  # 14 of 31 days into August, 14 of 30 days into September
+
+
+def test_a_series_that_rests_most_of_the_time_is_not_forecast_absurdly():
+    """One day in ten holds a 1, all others a 0. Flat windows once had hardly any scale, and bins that reached thousands."""
+    y = (np.random.default_rng(0).random(300) < 0.1).astype(float)
+    frame = pd.DataFrame({"ds": pd.date_range("2000-01-01", periods=300, freq="D"), "y": y})
+    made = Forecaster(freq="D", location="last", **QUICK).fit(frame)
+    assert made.fitted.task.env.bins.limit <= FAR
+    tested = made.sample(frame), made.backtest(frame, origins=10).drawn
+    assert all(np.abs(drawn).max() < 15 for drawn in tested)
+
+
+@pytest.mark.parametrize("gap", [200, 40], ids=["not at all", "in part"])
+def test_series_that_do_not_overlap_are_not_back_tested_together(gap):
+    late = monthly(names=("late",)).assign(ds=lambda f: f["ds"] + pd.DateOffset(months=gap))
+    frame = pd.concat([monthly(), late], ignore_index=True)
+    with pytest.raises(UserError, match=r"series 'late' has .* rows up to 2006-04-01.*series 'a'.*by itself.*--origins 0"):
+        Forecaster(freq="MS", **QUICK).backtest(frame, origins=1, step=4)
+
+
+def test_short_series_are_validated_on_whole_ones(monkeypatch):
+    frame = monthly(count=50, names=tuple("abcdefg"))
+    trained: list[int] = []
+    start = forecast_train._start
+    monkeypatch.setattr(forecast_train, "_start", lambda env, s, rows, *more: trained.append(len(rows)) or start(env, s, rows, *more))
+    monkeypatch.setattr(forecast_train, "FEW", 1)
+    made = Forecaster(freq="MS", **QUICK).fit(frame)
+    assert trained == [66, 77]  # in the end on all of them, however many there are
+    assert len(made.fitted.validation) == 1  # 20 iterations, one look
+    train, valid = made._whole_series(made.tracks, torch.arange(7 * 11))
+    assert valid.tolist() == list(range(33, 44))  # all windows of one series, and of no other
+    assert sorted([*train.tolist(), *valid.tolist()]) == list(range(77))
+
+
+def test_where_nothing_validates_training_is_short_and_says_so(caplog):
+    made = Forecaster(freq="MS", **{**QUICK, "steps": 120}).fit(monthly(count=50))
+    assert made.fitted.validation == []
+    assert made.fitted.steps == 100
+    assert [r.levelname for r in caplog.records if "too few to hold any out" in r.getMessage()] == ["WARNING"]
+
+
 def test_integer_stamps_and_frames_without_ids():
     frame = pd.DataFrame({"ds": np.arange(1900, 1980), "y": np.random.default_rng(0).normal(size=80).cumsum()})
     made = Forecaster(**QUICK).fit(frame).predict()
@@ -181,12 +235,17 @@ BAD = {
     "unknown frequency": (lambda f: f, {"freq": "fortnightly"}, "no frequency"),
     "off the frequency": (lambda f: f.assign(ds=f["ds"] + pd.Timedelta(days=3)), {}, "not on the frequency"),
     "too short": (lambda f: f[:30], {}, "series 'a' has 30 rows, but a window of 36 and a horizon of 4"),
+    "too short to back-test": (lambda f: f[:60], {"origins": 8}, "60 rows, of which 28 come before the first of 8 origins.*need 40"),
     "no column y": (lambda f: f.rename(columns={"y": "value"}), {}, "column 'y' is missing"),
     "no rows": (lambda f: f[:0], {}, "no rows"),
     "empty feature": (lambda f: f.assign(extra=np.nan), {}, "'extra' is empty"),
     "horizon of 0": (lambda f: f, {"horizon": 0}, "--horizon is 0"),
     "noise without a rate": (lambda f: f, {"noise": "slip"}, "contradict"),
-    "too many origins": (lambda f: f, {"origins": 50}, "too few for 50 origins"),
+    "too many origins": (
+        lambda f: f,
+        {"origins": 50},
+        "80 rows, of which 0 come before the first of 50 origins.*need 40 there: lower --origins",
+    ),
 }
 
 
@@ -195,7 +254,7 @@ def test_bad_input_is_named_and_nothing_is_written(case, tmp_path):
     spoil, changes, words = BAD[case]
     file, out = tmp_path / "data.csv", tmp_path / "out"
     spoil(monthly()).to_csv(file, index=False)
-    if case == "too many origins":
+    if changes.get("origins"):
         pytest.importorskip("scoringrules")
     settings = Forecast(**{"freq": "MS", "origins": 0, **QUICK, **changes})
     with pytest.raises(UserError, match=words):
@@ -206,6 +265,8 @@ def test_bad_input_is_named_and_nothing_is_written(case, tmp_path):
 def test_other_mistakes_are_named(tmp_path):
     with pytest.raises(UserError, match="no file"):
         read_csv(tmp_path / "none.csv")
+    with pytest.raises(UserError, match=r"no file 'co3' .did you mean .co2.*air_passengers, sea_temperature"):
+        forecast_command(Forecast(origins=0, **QUICK), "co3", tmp_path / "out")
     with pytest.raises(UserError, match="did you mean"):
         shipped("co3")
     with pytest.raises(UserError, match="did you mean"):
@@ -251,6 +312,17 @@ def test_the_back_test_is_measured_with_the_packages_people_use(tmp_path):
     assert made.metrics["mase"] == pytest.approx(np.abs(table["stochflow"] - table["y"]).mean() / scale, rel=1e-6)
     inside = (table["stochflow-lo-80"] <= table["y"]) & (table["y"] <= table["stochflow-hi-80"])
     assert made.metrics["coverage_80"] == pytest.approx(inside.mean())
+
+
+def test_what_is_not_finite_is_null_in_json(tmp_path):
+    """A series that never changes has no scale for its MASE."""
+    write_json(tmp_path / "metrics.json", {"mase": float("inf"), "crps": np.float64("nan"), "windows": 8})
+    assert json.loads((tmp_path / "metrics.json").read_text(), parse_constant=pytest.fail) == {"mase": None, "crps": None, "windows": 8}
+
+
+def test_the_help_of_the_window_says_what_happens():
+    for horizon, season, wanted in ((12, 12, 36), (12, 24, 60), (40, 12, 80), (1, 1, 8)):
+        assert Forecaster(horizon=horizon)._length(season) == wanted == max(2 * season + min(12, season), 2 * horizon, 8)
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path):

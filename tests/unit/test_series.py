@@ -89,6 +89,16 @@ def test_nothing_after_the_origin_changes_a_window(location):
     assert not torch.equal(before.target, after.target)
 
 
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_a_flat_window_has_a_tenth_of_the_spread_of_all_earlier_changes(location):
+    y = np.concatenate([wave(30), np.full(12, 7.0), [1e6] * 4])
+    made = Cut(12, 4, 6.0, location)([track(y)], [np.array([42])])
+    assert float(made.scale) == pytest.approx(0.1 * np.std(y[6:42] - y[:36]))
+    gaps = np.where(np.arange(46) == 3, np.nan, y)
+    masked = Cut(12, 4, 6.0, location)([track(gaps)], [np.array([42])])
+    assert float(masked.scale) == pytest.approx(0.1 * np.nanstd(gaps[6:42] - gaps[:36]))
+
+
 def test_locations_by_hand():
     y = np.array([1.0, 2, 3, 2, 3, 4])  # a season of 3 that rises by 1
     ahead = {

@@ -2,7 +2,8 @@
 
 Windows, scales and targets stay in tables; the state holds a row number, and the oracle finds its target by it.
     R windows    W steps of a window    L horizon    F real features (the series first)    G categories    K bins
-Everything that scales a window is computed from that window alone, so nothing after its end can leak into it.
+Everything that scales a window is computed from that window, and the least scale from all that came before its end,
+so nothing after its end can leak into it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from stochflow.envs.strings import BYTES, Strings
 from stochflow.errors import UserError
 
 FAR = 20.0  # scaled inputs are cut here: one wild reading must not blow up a network
+FLAT = 0.1  # least scale of a window, in units of the spread of all changes before its end
 
 
 # bins ---------------------------------------------------------------------------------------------------------------
@@ -116,7 +118,8 @@ class Cut:
     """How windows are cut out of a series, and around what their future is centred:
 
     `mean` of the window; its `last` value; the value one `seasonal` period earlier, plus the window's mean change a period;
-    or that value `shifted` by the change since one period before the end. Scales are the window's own spread about it.
+    or that value `shifted` by the change since one period before the end. Scales are the window's own spread about it, but no less
+    than a tenth of that of the changes a period over the whole past: a window that happens to be flat says little about the next steps.
     """
 
     window: int
@@ -180,6 +183,7 @@ class Cut:
 
         level = _Level(time[have], y[have], self.season)
         location, scale = level.about(self.location, time[-1] + ahead, self.horizon)
+        scale = max(scale, FLAT * self._ever(track.y[:end]))
         change = level.changes(time, y)  # [W], NaN where there is no earlier period
         last = level.y[-1]
         own = np.stack([(y - last) / scale, (change - level.drift) / scale], 1)
@@ -210,6 +214,13 @@ class Cut:
             location,
             np.asarray(scale),
         )
+
+    def _ever(self, past: np.ndarray) -> float:
+        """Spread of the changes a period, in rows, over all of the past."""
+        lag = min(max(1, round(self.season)), len(past) - 1)
+        change = past[lag:] - past[:-lag]
+        change = change[np.isfinite(change)]
+        return float(change.std()) if len(change) else 0.0
 
     def _phases(self, time: np.ndarray) -> np.ndarray:
         """[n, 2 per period]."""
