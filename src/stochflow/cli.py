@@ -46,6 +46,8 @@ class Resume:
     """total number of training iterations; 0 takes the total that was asked for before"""
     quiet: bool = False
     """say only the final figures"""
+    track: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """send the log to a tracker too"""
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,7 @@ def _resume(words: list[str]) -> int:
     asked = tyro.cli(Resume, args=words, prog="stochflow resume")
     from stochflow import experiment
 
-    show = Progress(asked.quiet)
+    show = Progress(asked.quiet, asked.track)
     with show:
         done = experiment.resume(asked.run, asked.steps or None, on_start=show.start, on_progress=show.update)
     closing(done.summary, done.files, asked.quiet, done.path)

@@ -136,6 +136,9 @@ class Train:
         self._need("replay", 0 <= self.replay < 1, "a fraction of at least 0 and below 1")
         for name in ("oracle_timeout", "oracle_retries", "threads"):
             self._need(name, getattr(self, name) >= 0, "0 or more")
+        self._need(
+            "batch", self.objective != "logvar" or self.batch >= 2, "at least 2 with --objective logvar, whose log Z is the batch's mean"
+        )
         self._need("seed", 0 <= self.seed < 2**31, "a whole number from 0 to 2147483647")
 
     def _need(self, name: str, good: bool, want: str) -> None:

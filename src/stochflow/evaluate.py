@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stochflow.dynamics import remembered
 from stochflow.env import Channel, Env
-from stochflow.ops import NEG, arange, masked_log_softmax, pick
+from stochflow.ops import arange, masked_log_softmax, pick
 from stochflow.types import Task, Terms, Trajectories
 
 POSSIBLE = -9.0  # log P(move | action) below which a pair counts as impossible (a softmax never reaches zero)
@@ -62,7 +62,8 @@ def evaluate(
         if out.back_action is None:  # the exact posterior of the action given the move
             log_pa = torch.where(noisy, log_pf + log_k - log_move, 0)
         else:
-            log_pa = torch.where(noisy, _learned_posterior(dynamics, here, legal, out.back_action[1:], traj, memory), 0)
+            posterior = action_posterior(dynamics, here, legal, out.back_action[1:], traj, memory)
+            log_pa = torch.where(noisy, pick(posterior, traj.actions), 0)
 
     log_reward = task.reward(traj.score, traj.states[-1], step).to(log_pi)  # [S, B]
     if "log_flow" in needs:
@@ -76,8 +77,8 @@ def evaluate(
     )
 
 
-def _learned_posterior(dynamics: Channel, here: Tensor, legal: Tensor, head: Tensor, traj: Trajectories, memory: Tensor | None) -> Tensor:
-    """log pi_B(action | move) from a learned head [T, S, B, M, M], on the pairs that can happen and on no others.
+def action_posterior(dynamics: Channel, here: Tensor, legal: Tensor, head: Tensor, traj: Trajectories, memory: Tensor | None) -> Tensor:
+    """log pi_B(. | realised move) [T, S, B, M] from a learned head [T, S, B, M, M], on the pairs that can happen and on no others.
 
     Mass on an impossible pair would give zero loss and a wrong law (docs/method.md, T1).
     """
@@ -88,4 +89,4 @@ def _learned_posterior(dynamics: Channel, here: Tensor, legal: Tensor, head: Ten
     possible = legal & ((arrive > POSSIBLE) | happened)  # what happened is possible, whatever a young model believes
     row = traj.moves.clamp(min=0)[..., None, None].expand(*head.shape[:-2], 1, head.shape[-1])
     logits = head.gather(-2, row).squeeze(-2)
-    return pick(torch.where(possible, torch.where(possible, logits, NEG).log_softmax(-1), NEG), traj.actions)
+    return masked_log_softmax(logits, possible)

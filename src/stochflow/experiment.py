@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import signal
 import threading
@@ -51,6 +52,7 @@ __all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "o
 
 IN_PYTHON = "python:task"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
 ANSWERS = "oracle.jsonl"  # what an oracle in Python said: appended at once, read back on resume, and ahead of the checkpoints
+log = logging.getLogger("stochflow")
 DESIGNS = 100  # best objects written at the end
 CHUNK = 10_000  # objects sampled together
 
@@ -222,7 +224,7 @@ class Experiment:
         made = 0
         while made < n:
             batch = min(CHUNK, math.ceil((n - made) / seeds))
-            with self.trainer.averaged(), forked(seed + made, self.device):
+            with self.trainer.averaged(), forked((seed * 1_000_003 + made) % 2**31, self.device):
                 rows = self.rows(scored(self.yardstick.task, rollout(self.yardstick.task, self.policy, batch)))
             for row in rows[: n - made]:
                 made += 1
@@ -310,11 +312,13 @@ def resume(
             session = _Session(experiment, run, on_progress, on_start)
             if found is not None:
                 experiment.trainer.load_state_dict(found.tensors)
-                session.best = found.scalars.get("best_so_far")
+                best = run.load_best()  # a final look keeps its best after its checkpoint, whose header does not know of it
+                session.best = (best if best is not None and best.step <= found.step else found).scalars.get("best_so_far")
                 session.owing = bool(found.scalars.get("owing"))
             done = experiment.trainer.steps_done
             # the line of the last step, as one that is owed, comes after its checkpoint: it is written again
             run.truncate_metrics(done - 1 if done == total or session.owing else done)
+            session.begun -= max((row.get("time", 0.0) for row in run.metrics()), default=0.0)  # time counts from the first stretch
             if run.read("environment.json") is None:  # killed between its first two files
                 _write_environment(run, experiment)
             run.config = config
@@ -331,11 +335,10 @@ def open_run(path: str | Path, task: Task | None = None, device: str = "auto") -
     made = lasting(make_task(run.config.task) if task is None else task, run.config.train)
     if isinstance(made.oracle, Cached):
         made.oracle.recall(run.path / ANSWERS)
-    experiment = Experiment(run.config, made, device)
-    _same_yardstick(run, experiment)
-    state = torch.random.get_rng_state()
-    experiment.trainer.load_state_dict(found.tensors)
-    torch.random.set_rng_state(state)
+    with forked(0, pick_device(device)):  # looking at a run leaves the caller's random stream alone
+        experiment = Experiment(run.config, made, device)
+        _same_yardstick(run, experiment)
+        experiment.trainer.load_state_dict(found.tensors)
     return experiment
 
 
@@ -574,6 +577,7 @@ class _Session:
             if self.trainer.stop_requested:
                 raise KeyboardInterrupt(f"interrupted at once; the last checkpoint in {self.run.path} is whole")
             self.trainer.stop_requested = True
+            log.warning("stopping after this step; a second Ctrl-C stops at once")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -144,8 +144,19 @@ class LogVariance(Objective):
         return self.form.needs | {"log_pb"}
 
     def residual(self, t):
-        score = (self.form.step(t) - t.log_pb).sum(0) - t.log_reward
+        score = self._score(t)
         return score - score.mean(1, keepdim=True)
+
+    def _score(self, t: Terms) -> Tensor:
+        return (self.form.step(t) - t.log_pb).sum(0) - t.log_reward
+
+    def loss(self, t, world):
+        if world.task.env.contexts is None:
+            return super().loss(t, world)
+        row = world.trajectories.states[0, ..., 0]  # every condition has a log Z of its own: the mean is over its trajectories
+        same = (row.unsqueeze(2) == row.unsqueeze(1)).to(t.log_reward)  # [S, B, B]
+        score = self._score(t)
+        return (score - (same @ score.unsqueeze(-1)).squeeze(-1) / same.sum(-1)).square().mean(1)
 
 
 @dataclass(frozen=True)

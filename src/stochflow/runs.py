@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of a checkpoint; a newer one is refused by name
 KEEP = 2  # checkpoints kept besides the best
+OURS = frozenset(  # the files a run writes beside its checkpoints
+    "config.json environment.json summary.json metrics.jsonl oracle.jsonl samples.csv samples.fasta law.npz report.html yardstick.json".split()
+)
 log = logging.getLogger("stochflow")
 
 
@@ -93,8 +96,9 @@ class Run:
             config = Config.from_dict(data, str(path / "config.json"))
             lock = _lock(path) if write else None
             if write:
-                for leftover in path.glob("**/*.tmp"):  # of a writer that was killed
-                    leftover.unlink()
+                for leftover in [*path.glob("*.tmp"), *(path / "checkpoints").glob("*.tmp")]:  # of a writer that was killed
+                    if leftover.name.removesuffix(".tmp") in OURS or leftover.parent != path:  # what others keep here is theirs
+                        leftover.unlink()
         return Run(path, config, lock)
 
     def close(self) -> None:
@@ -164,6 +168,14 @@ class Run:
         """The numbered checkpoints, newest first."""
         folder = self.path / "checkpoints"
         return sorted((p for p in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{8,}", p.stem)), key=_step_of, reverse=True)
+
+    def load_best(self) -> Checkpoint | None:
+        """The best checkpoint, None where there is none or it is damaged."""
+        path = self.path / "checkpoints" / "best.safetensors"
+        try:
+            return load_checkpoint(path) if path.exists() else None
+        except DamagedCheckpoint:
+            return None
 
     def load(self) -> Checkpoint | None:
         """The newest whole checkpoint, None where none was ever written. A damaged one is named and the one before is taken."""

@@ -169,8 +169,10 @@ class Trainer:
             yield
             return
         self.dynamics_flat.swap()
-        yield
-        self.dynamics_flat.swap()
+        try:
+            yield
+        finally:  # whatever fails inside, what is saved afterwards is in its place
+            self.dynamics_flat.swap()
 
     def _learn_dynamics(self, fresh: Trajectories) -> tuple[Tensor, Tensor]:
         """Only from what really happened; from this batch, or from a buffer of earlier ones."""

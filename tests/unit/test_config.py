@@ -22,7 +22,7 @@ def test_a_configuration_survives_json(task):
 def test_settings_go_where_they_belong():
     config = configure("grid", side=5, batch=3)
     assert config.task == GridTask(side=5)
-    assert config.train == Train(batch=3)
+    assert config.train == Train(batch=3, **GridTask.train)
     assert configure("tfbind8").train.net == "lookup"  # a task's own defaults
     assert configure("tfbind8", net="mlp").train.net == "mlp"
     assert configure("m:f", letters=4, steps=2).task == UserTask("m:f", {"letters": 4})

@@ -179,3 +179,17 @@ def test_a_writer_clears_what_a_killed_one_left(run):
     run.close()
     Run.open(run.path, write=True).close()
     assert not left.exists()
+
+
+def test_opening_a_run_removes_its_own_leftovers_and_nobody_elses(tmp_path):
+    with Run.create(tmp_path / "run", configure("grid")) as run:
+        path = run.path
+    (path / "notes").mkdir()
+    theirs = [path / "notes" / "thesis.tmp", path / "draft.tmp"]
+    ours = [path / "metrics.jsonl.tmp", path / "checkpoints" / "step-00000001.safetensors.tmp"]
+    for file in theirs + ours:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("x")
+    with Run.open(path, write=True):
+        assert all(file.exists() for file in theirs)
+        assert not any(file.exists() for file in ours)

@@ -156,3 +156,33 @@ def test_flow_losses_never_move_the_dynamics():
         loss = objective.loss(terms, world).sum()
         found = torch.autograd.grad(loss, list(trainer.dynamics.parameters()), allow_unused=True)
         assert all(g is None for g in found)
+
+
+def test_a_failure_while_balancing_leaves_weights_and_averages_in_their_places():
+    trainer = make()
+    trainer.train(3)
+    before = trainer.state_dict()
+
+    def broken(score, state, step):
+        raise RuntimeError("out of memory")
+
+    trainer.task = trainer.task._replace(reward=broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.iterate()
+    after = trainer.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before if k.startswith("dynamics."))
+
+
+def test_log_variance_takes_the_mean_of_each_condition_alone():
+    """At balance the loss is zero although the conditions differ in log Z."""
+    from types import SimpleNamespace
+
+    from stochflow.objectives import LogVariance
+
+    row = torch.tensor([[0, 1, 0, 1, 1]])
+    log_z = torch.tensor([[1.0, 5.0, 1.0, 5.0, 5.0]])
+    log_move = torch.randn(3, 1, 5, generator=torch.Generator().manual_seed(0))
+    terms = SimpleNamespace(log_move=log_move, log_pb=torch.zeros_like(log_move), log_reward=log_z + log_move.sum(0), alive=log_move > -99)
+    states = torch.cat([row.unsqueeze(-1), torch.zeros(1, 5, 2, dtype=torch.long)], -1).expand(4, 1, 5, 3)
+    world = SimpleNamespace(task=SimpleNamespace(env=SimpleNamespace(contexts=torch.eye(2))), trajectories=SimpleNamespace(states=states))
+    assert float(LogVariance().loss(terms, world)) == pytest.approx(0, abs=1e-10)

@@ -115,6 +115,8 @@ class Tokenizer:
 
     def encode(self, sequence: str | Sequence[Any], where: str = "the sequence") -> list[int]:
         """The tokens of one text, or of a list that holds tokens already."""
+        if not hasattr(sequence, "__iter__"):
+            raise UserError(f"{where} is {sequence!r}, but it must be text or a list of tokens")
         tokens = []
         for place, letter in enumerate(sequence):
             if isinstance(letter, str):

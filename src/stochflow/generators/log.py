@@ -39,9 +39,12 @@ def trajectories(env: Strings, tokenizer: Tokenizer, log: Sequence[Entry], devic
             raise UserError(f"string {i} has {len(string)} letters, but max_len allows {want}")
         if env.min_length is not None and len(string) < env.min_length:
             raise UserError(f"string {i} has {len(string)} letters, but min_len asks for at least {env.min_length}")
-        reward = float(entry[2])
+        try:
+            reward = float(entry[2])
+        except (TypeError, ValueError):
+            reward = math.nan
         if not math.isfinite(reward):
-            raise UserError(f"the reward of string {i} is {reward}: leave the entry out or give a finite reward")
+            raise UserError(f"the reward of string {i} is {entry[2]!r}: leave the entry out or give a finite number")
         strings.append(string)
         thoughts.append(thought)
         rewards.append(reward)

@@ -21,7 +21,7 @@ from stochflow.entropy import EntropyAverage, entropy_band, mean_entropy_ratio
 from stochflow.env import Channel
 from stochflow.envs import Strings
 from stochflow.errors import UserError
-from stochflow.evaluate import evaluate
+from stochflow.evaluate import action_posterior, evaluate
 from stochflow.generators.args import GeneratorArgs, Tokenizer
 from stochflow.generators.dynamics import LogDynamics
 from stochflow.generators.log import LogBook, ReplayBuffer, entries, trajectories
@@ -168,14 +168,15 @@ class GFlowNetGenerator(nn.Module, ABC):
         return self.objective.residual(terms)
 
     def _back_logits(self, traj: Trajectories) -> Tensor:
-        """[T, 1, B, M]: the backward law of the action, asked of `evaluate` one action at a time."""
-        every = []
-        for a in range(self.env.num_moves):
-            asked = Trajectories(traj.states, torch.full_like(traj.actions, a), traj.moves, traj.alive, traj.score, traj.real)
-            terms = evaluate(self.task, self.model, self.forward_dynamics, asked, None, frozenset({"log_pa"}))
-            stopped = torch.full_like(terms.log_pa, 0.0 if a == self.env.stop else NEG)
-            every.append(terms.log_pa if self.env.stop is None else torch.where(traj.moves == self.env.stop, stopped, terms.log_pa))
-        return torch.stack(every, -1)
+        """[T, 1, B, M]: the backward law of the action given the realised move; STOP was meant where it happened."""
+        here, head = traj.states[:-1], self.model.along(traj).back_action
+        assert head is not None
+        legal = self.env.real_moves(self.env.moves(here))
+        law = action_posterior(self.forward_dynamics, here, legal, head[1:], traj, None)
+        if self.env.stop is None:
+            return law
+        is_stop = torch.arange(self.env.num_moves, device=law.device) == self.env.stop
+        return torch.where((traj.moves == self.env.stop).unsqueeze(-1), torch.where(is_stop, 0.0, NEG), law)
 
     def forward(self, x: Tensor | Sequence[Any], lens: Sequence[int] | Tensor | None = None) -> Tensor:
         """[B, 2M + 1] raw network outputs at the prefixes x[:lens]: action logits, backward logits of the action, log-flow.

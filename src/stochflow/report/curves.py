@@ -59,6 +59,8 @@ def distance(run: RunFiles) -> Panel | None:
         if floor is None
         else "Here the target can be reached exactly. "
         if floor < 1e-6
+        else "The dashed line is where the law of least forward KL lies; hardly any policy comes below it. "
+        if last.get("floor_kind") == "forward-KL"
         else "Below the dashed line no policy can come. "
     )
     return Panel(

@@ -48,6 +48,7 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
         "tiles": [_tile(found, key, words) for key, words in TILES if found.get(key) is not None],
         "health": health.verdict(findings, run.step),
         "findings": findings,
+        "early": run.step < health.WARM_UP,
         "checks": [health.TITLES[k] for k in health.CHECKS if k not in {f.name for f in findings}],
         "law": [owned(p, name) for p in law_panels(run)],
         "curves": [owned(p, name) for p in curves(run)],
@@ -116,6 +117,8 @@ def _verdict(found: dict[str, Any]) -> str:
         return words + "."
     if best < 1e-6:
         return words + ", which can be reached exactly here."
+    if found.get("floor_kind") == "forward-KL":
+        return words + f"; under this world's noise the best law (of least forward KL) is at {number(best)}."
     return words + f"; under this world's noise no policy can come closer than {number(best)}."
 
 

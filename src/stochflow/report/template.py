@@ -63,7 +63,7 @@ PAGE = """{% from "figure" import figure %}
 <h1>{{ run.name }}</h1>
 <p class="faint">{{ run.task }} · {{ run.objective }} · {{ run.state }} · {{ run.seeds }} seed{{ "s" if run.seeds > 1 }}</p>
 <p class="verdict">{{ run.verdict }}</p>
-<p class="{{ 'ill' if run.findings else 'well' }}">{{ run.health }}</p>
+<p class="{{ 'ill' if run.findings else 'faint' if run.early else 'well' }}">{{ run.health }}</p>
 {% if run.tiles %}
 <div class="tiles">
 {% for tile in run.tiles %}
