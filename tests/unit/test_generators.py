@@ -566,3 +566,27 @@ def test_the_pages_examples_run_as_written(tmp_path, monkeypatch):
     for block in blocks:
         exec(compile(block, "docs/source-documents.md", "exec"), {})
     assert (tmp_path / "generator.safetensors").exists()
+
+
+def test_a_held_out_batch_is_looked_at_and_not_learned_from():
+    made = StochasticKL2GFlowNetGenerator(GeneratorArgs(max_len=2), DNA)
+    made.get_loss({"bulk_trajs": [("AC", "AC", 1.0)]})
+    before = {k: v.clone() for k, v in made.state_dict().items()}
+    made.eval()
+    made.get_loss({"bulk_trajs": [("GT", "GG", 5.0)]})
+    after = made.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda g: g.forward(torch.tensor([[9, 9]])), "tokens from 9 to 9"),
+        (lambda g: g.forward(["AC"], [5]), "lens is"),
+        (lambda g: g.get_loss({"bulk_trajs": [("AC", "AC", None)]}), "reward of string 0 is None"),
+        (lambda g: g.get_loss({"bulk_trajs": [("AC", None, 1.0)]}), "thought string 0 is None"),
+    ],
+)
+def test_what_a_laboratory_may_leave_out_is_named(call, words):
+    with pytest.raises(UserError, match=words):
+        call(StochasticDBGFlowNetGenerator(GeneratorArgs(max_len=2), DNA))

@@ -98,8 +98,9 @@ class GFlowNetGenerator(nn.Module, ABC):
         if not isinstance(batch, Mapping) or "bulk_trajs" not in batch:
             raise UserError('a batch is {"bulk_trajs": [(string, thought string, reward), ...]}, but this one has no "bulk_trajs"')
         self._last = trajectories(self.env, self.tokenizer, batch["bulk_trajs"], self.args.device)
-        self.book.add(self._last)
-        self.forward_dynamics.observe(self._last)
+        if self.training:  # in evaluation mode a held-out batch is looked at and not learned from
+            self.book.add(self._last)
+            self.forward_dynamics.observe(self._last)
         return self._last
 
     def get_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
@@ -112,9 +113,9 @@ class GFlowNetGenerator(nn.Module, ABC):
 
     def train_step(self, batch: Batch) -> dict[str, float]:
         """One step of the policy, then of the dynamics; what the trainer logs, as plain numbers."""
-        traj = self._read(batch)
         if not self.training:
             raise UserError("this generator was put into evaluation mode: call .train() before train_step")
+        traj = self._read(batch)
         self.trainer.learn(traj)
         self.trainer.steps_done += 1
         return {name: float(value[0]) for name, value in self.trainer.stats.items()}
@@ -187,6 +188,12 @@ class GFlowNetGenerator(nn.Module, ABC):
         tokens = (x if isinstance(x, Tensor) else self.tokenizer.process(x)).to(device)
         if tokens.dim() != 2 or tokens.shape[1] > self.env.length:
             raise UserError(f"x has shape {tuple(tokens.shape)}, but it must be [batch, at most {self.env.length} letters]")
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) <= self.env.pad:
+            raise UserError(
+                f"x holds tokens from {int(tokens.min())} to {int(tokens.max())}, but they must lie between 0 and {self.env.pad} (padding)"
+            )
+        if lens is not None and not all(0 <= int(n) <= tokens.shape[1] for n in torch.as_tensor(lens).flatten()):
+            raise UserError(f"lens is {lens}, but each must lie between 0 and the {tokens.shape[1]} letters of x")
         state = torch.full((len(tokens), self.env.length), self.env.pad, dtype=torch.long, device=device)
         state[:, : tokens.shape[1]] = tokens
         if lens is not None:
