@@ -165,7 +165,7 @@ class GridTask:
     """CSV of an action x move table, for --noise confusion"""
 
     name: ClassVar[str] = "grid"
-    # many steps and short walks: here trajectory balance learns faster than detailed balance, with and without noise
+    # in trials of one seed each (2-D and 4-D, stick 0, .25, .5) trajectory balance was ahead of detailed balance here
     train: ClassVar[dict[str, Any]] = {"objective": "tb", "lr": 5e-3}
 
 

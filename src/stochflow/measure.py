@@ -231,7 +231,7 @@ def verdict(found: dict[str, Any]) -> str:
     elif best < 1e-6:
         words += ", which can be reached exactly here"
     else:
-        words += f"; no policy can come closer than about {best:.4f} under this noise, so the excess is {excess:+.4f}"
+        words += f"; under this noise the best law ({found.get('floor_kind')}) is at {best:.4f}, so the excess is {excess:+.4f}"
     left = tv if excess is None else excess
     if left <= FAR:
         return words + "."
