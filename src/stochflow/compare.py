@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from stochflow.atomic import write_text
 from stochflow.errors import UserError
-from stochflow.report.files import RunFiles, values, write_text
+from stochflow.report.files import RunFiles, values
 
 METRICS: dict[str, tuple[str, int]] = {  # key -> words, and which direction is better: -1 lower, +1 higher
     "tv": ("TV to the target", -1),
@@ -286,7 +287,7 @@ def write_comparison(found: Comparison, out: str | os.PathLike[str]) -> Path:
         panels=[owned(p, "compare") for p in _panels(found)],
         level=f"{LEVEL:.0%}",
     )
-    return write_text(Path(out), text)
+    return write_text(out, text)
 
 
 def _panels(found: Comparison) -> list[Any]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
+from stochflow.atomic import text_file
 from stochflow.errors import UserError
 
 Row = dict[str, Any]
 
 
-def write_rows(rows: Iterable[Row], kind: str, file: TextIO) -> None:
+def write_rows(rows: Iterable[Row], kind: str, file: IO[str]) -> None:
     """Write rows as `csv`, `fasta` or `json`."""
     writers = {"csv": _csv, "fasta": _fasta, "json": _json}
     for piece in writers[kind](rows):
@@ -24,18 +24,9 @@ def write_rows(rows: Iterable[Row], kind: str, file: TextIO) -> None:
 
 def write_file(rows: Iterable[Row], kind: str, path: str | os.PathLike[str]) -> Path:
     """The same into a file that is there whole or not at all."""
-    path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            write_rows(rows, kind, file)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return path
+    with text_file(path) as file:
+        write_rows(rows, kind, file)
+    return Path(path)
 
 
 def _plain(value: Any) -> Any:

@@ -99,20 +99,6 @@ def local_maxima(sequences: Any, scores: Any, threshold: float = -np.inf) -> np.
     return at[top & (value >= threshold)]
 
 
-def expected_modes(p_modes: Any, n: int) -> float:
-    """Exact expected number of modes seen in n independent samples, sum 1 - (1 - P)^n; `p_modes` holds a probability a mode.
-
-    Computed as -expm1(n log1p(-P)), which keeps its digits where P is tiny.
-    """
-    p = np.asarray(p_modes.detach().cpu() if hasattr(p_modes, "detach") else p_modes, dtype=np.float64).reshape(-1)
-    if n < 0 or not (np.isfinite(p).all() and (p >= 0).all() and (p <= 1 + 1e-9).all()):
-        raise UserError("expected_modes needs probabilities between 0 and 1 and a number of samples that is not negative")
-    if n == 0:
-        return 0.0
-    with np.errstate(divide="ignore"):  # P = 1 gives log 0 = -inf, and -expm1(-inf) = 1 is right
-        return float(-np.expm1(n * np.log1p(-np.minimum(p, 1.0))).sum())
-
-
 @lru_cache(maxsize=8)
 def tfbind8_modes(table: str = "SIX6_REF_R1") -> np.ndarray:
     """The modes of a TFBind8 table as base-4 numbers of the 8-mers (A, C, G, T = 0, 1, 2, 3), best first: 328 for SIX6_REF_R1."""

@@ -9,10 +9,7 @@ S seeds, K bins, P points. Where the space is listed everything is exact; where 
 
 from __future__ import annotations
 
-import contextlib
-import os
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -37,18 +34,9 @@ def law_picture(yardstick: Yardstick, policy: Any, drawn: Trajectories) -> Array
     return _from_law(yardstick, policy) if yardstick.exact else _from_sample(yardstick, policy, drawn)
 
 
-def save_picture(arrays: Arrays, folder: str | os.PathLike[str]) -> Path:
-    """Into `law.npz`, which is there whole or not at all."""
-    path = Path(folder) / "law.npz"
-    temporary = path.with_name("law.npz.tmp")
-    try:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return path
+def save_picture(arrays: Arrays, file: IO[bytes]) -> None:
+    """As the content of `law.npz`."""
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def _from_law(yardstick: Yardstick, policy: Any) -> Arrays:

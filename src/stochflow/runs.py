@@ -27,9 +27,10 @@ import zlib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from stochflow import __version__
+from stochflow.atomic import replacing
 from stochflow.config import Config
 from stochflow.errors import UserError
 
@@ -122,6 +123,12 @@ class Run:
         """A JSON file of the folder, replaced whole."""
         with _named_errors(self.path):
             return write_json(self.path / name, data)
+
+    @contextlib.contextmanager
+    def file(self, name: str, text: bool = False) -> Iterator[IO[Any]]:
+        """A file of the folder to write into, replaced whole."""
+        with _named_errors(self.path), replacing(self.path / name, text) as file:
+            yield file
 
     def read(self, name: str) -> Any:
         """A JSON file of the folder; None where there is none."""
@@ -225,24 +232,8 @@ def plain(value: Any) -> Any:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """All of `content` under this name, or what was there before: never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    if os.name == "posix":  # the new name itself must survive a power cut
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    with replacing(path) as file:
+        file.write(content)
 
 
 @contextlib.contextmanager

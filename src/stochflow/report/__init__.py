@@ -9,8 +9,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from stochflow.atomic import write_text
 from stochflow.errors import UserError
-from stochflow.report.files import RunFiles, write_text
+from stochflow.report.files import RunFiles
 from stochflow.report.pages import page
 
 __all__ = ["RunFiles", "page", "report_command", "write_report"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import os
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from stochflow.config import TASKS, Config, Train, UserTask
-from stochflow.errors import UserError
 from stochflow.health import Finding, diagnose
 from stochflow.runs import Run
 
@@ -101,21 +99,6 @@ def _flags(config: Config) -> list[str]:
         else:
             words += [f"--{flag}", *(map(str, value) if isinstance(value, (list, tuple)) else [str(value)])]
     return words
-
-
-def write_text(path: Path, text: str) -> Path:
-    """A text file that is there whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror or error}): choose another --out") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return path
 
 
 def values(rows: Sequence[Row], key: str) -> list[Row]:
