@@ -1,9 +1,10 @@
 """How training memory grows with length: what autograd keeps, what a batch of trajectories takes, what a replay buffer takes.
 
     PYTHONPATH=src python benchmarks/length_memory.py --out benchmarks/results/length_memory.json
-    PYTHONPATH=src python benchmarks/length_memory.py --device cuda --out benchmarks/results/length_memory_h200.json
+    PYTHONPATH=src python benchmarks/length_memory.py --device cuda --batch 256 --lengths 15 30 60 120 240 --out benchmarks/results/length_memory_h200.json
 
-On a GPU the peak of a whole iteration is measured as well.
+On a GPU the peak of a whole iteration (rollout, loss, gradient) is measured as well, by the allocator's own count, above what lay there
+before it. An iteration comes first that is not measured: it is then that libraries take the work space they keep.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from stochflow.objectives import TrajectoryBalance
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.transformer import Transformer
-from stochflow.types import Task, World
+from stochflow.types import Task, Trajectories, World
 
 NETS: dict[str, Net] = {"mlp": MLP(128, 2), "transformer": Transformer(64, 4, 2)}
 
@@ -51,17 +52,24 @@ def measure(net: Net, length: int, batch: int, device: str) -> dict[str, float]:
     policy = Policy(env, net).to(device)
     dynamics = Known(env, task.channel)
     objective = TrajectoryBalance()
+
+    def iteration() -> tuple[Trajectories, int]:
+        traj = rollout(task, policy, batch)
+
+        def loss() -> torch.Tensor:
+            terms = evaluate(task, policy, dynamics, traj, None, objective.needs)
+            return objective.loss(terms, World(task, policy, dynamics, traj, None, lambda s, w: None)).sum()
+
+        value, kept = kept_by_autograd(loss)
+        value.backward()
+        return traj, kept
+
     if device == "cuda":
+        iteration()
+        torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    traj = rollout(task, policy, batch)
-
-    def loss() -> torch.Tensor:
-        terms = evaluate(task, policy, dynamics, traj, None, objective.needs)
-        return objective.loss(terms, World(task, policy, dynamics, traj, None, lambda s, w: None)).sum()
-
-    value, kept = kept_by_autograd(loss)
-    value.backward()
+    traj, kept = iteration()
     buffer = Buffer(env, batch)
     bytes_of = sum(b.numel() * b.element_size() for b in buffer.buffers())
     row = {

@@ -34,8 +34,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             if "table" in row or any(row.get(k) != v for k, v in want.items()):
                 continue
             figures = [_figure(row.get(k)) for k in ("tv", "floor_tv", "naive_tv")]
-            seeds = row.get("seeds", result["settings"]["seeds"])
-            where = f"{result['hardware']}, {seeds} seed{'s' if seeds > 1 else ''} at once, {row['seconds']:.0f} s"
+            measured = row.get("measured", result)  # a row's own record, or that of a file from before rows had one
+            seeds = measured["settings"]["seeds"]
+            where = f"{measured['hardware']}, {seeds} seed{'s' if seeds > 1 else ''} at once, {row['seconds']:.0f} s"
             lines.append(f"| {WORLDS[row['task']]} | {row['stick']} | **{figures[0]}** | {figures[1]} | {figures[2]} | {where} |")
     return "\n".join(lines)
 
