@@ -42,7 +42,8 @@ from stochflow.types import Task, Trajectories
 
 IN_PYTHON = "python:task"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
 DESIGNS = 100  # best objects written at the end
-CHUNK = 10_000  # objects sampled together
+CHUNK = 10_000  # objects sampled together,
+NUMBERS = 10_000_000  # or fewer where their ways are long: all states of a batch of them hold this many numbers
 
 
 def make_objective(settings: Train) -> Objective:
@@ -201,12 +202,17 @@ class Experiment:
         width = len(str(n))
         made = 0
         while made < n:
-            batch = min(CHUNK, math.ceil((n - made) / seeds))
+            batch = min(self._together(), math.ceil((n - made) / seeds))
             with self.trainer.averaged(), forked((seed * 1_000_003 + made) % 2**31, self.device):
                 rows = self.rows(scored(self.yardstick.task, rollout(self.yardstick.task, self.policy, batch)))
             for row in rows[: n - made]:
                 made += 1
                 yield {"id": f"design_{made:0{max(4, width)}d}", **row}
+
+    def _together(self) -> int:
+        """Objects a seed drawn at once: what a batch takes is bounded whatever the number of seeds and the length."""
+        env = self.task.env
+        return max(1, min(CHUNK, NUMBERS // (env.horizon * env.state_dim)) // self.config.train.seeds)
 
     @torch.no_grad()
     def rows(self, traj: Trajectories) -> list[dict[str, Any]]:

@@ -320,12 +320,12 @@ def _sample(words: list[str]) -> int:
     from stochflow import experiment, export
 
     opened = experiment.open_run(asked.run)
-    rows = opened.sample(asked.n, asked.seed)
-    if asked.unique or asked.min_distance or asked.top or asked.simulate:
-        from stochflow.shortlist import shortlist, synthesised
+    from stochflow.shortlist import known_modes, shortlist, synthesised
 
-        rows = shortlist(rows, unique=asked.unique, min_distance=asked.min_distance, top=asked.top)
-        rows = iter(synthesised(opened.task, rows, asked.simulate, asked.seed)) if asked.simulate else rows
+    # a shortlist has modes of its own; what passes through is held against those of the run
+    known = None if asked.min_distance or asked.top else known_modes(export.read_rows(asked.run / "samples.csv"), opened.task)
+    rows = shortlist(opened.sample(asked.n, asked.seed), asked.unique, asked.min_distance, asked.top, known)
+    rows = iter(synthesised(opened.task, rows, asked.simulate, asked.seed)) if asked.simulate else rows
     if asked.out is None:
         export.write_rows(rows, kind, sys.stdout)
         return 0

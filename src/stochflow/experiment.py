@@ -26,6 +26,7 @@ from stochflow.exact import expected_modes
 from stochflow.measure import SAMPLES, Yardstick, forked, not_better, verdict
 from stochflow.oracles import Cached, TextOracle
 from stochflow.runs import Run, environment
+from stochflow.shortlist import known_modes, shortlist
 from stochflow.trainer import Trainer
 from stochflow.types import Task
 
@@ -151,8 +152,9 @@ def evaluate_run(path: str | Path, device: str = "auto", task: Task | None = Non
 
 
 def sample_run(path: str | Path, n: int, seed: int = 0, task: Task | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of `n` objects from a trained run."""
-    return open_run(path, task).sample(n, seed)
+    """Rows of `n` objects from a trained run, each with its mode where the run knows of modes."""
+    opened = open_run(path, task)
+    return shortlist(opened.sample(n, seed), known=known_modes(export.read_rows(Path(path) / "samples.csv"), opened.task))
 
 
 def floor_of(config: Config) -> dict[str, Any]:

@@ -29,6 +29,15 @@ def write_file(rows: Iterable[Row], kind: str, path: str | os.PathLike[str]) -> 
     return Path(path)
 
 
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, str]]:
+    """The rows of a CSV file that a run wrote; none where it is not there or is damaged."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return []
+
+
 def _plain(value: Any) -> Any:
     return " ".join(map(str, value)) if isinstance(value, list) else value
 

@@ -1,15 +1,16 @@
 """Is a run well? A handful of named diagnostics over the lines of `metrics.jsonl` and the run's `config.json`.
 
 Each is a pure function that looks at what was logged so far and answers with a `Finding` (what was seen, what it means,
-what to try) or with None. Nothing here needs torch, so the report, the live view and the command line all ask the same.
+what to try) or with None. Of a run of several seeds each seed is asked for itself: one that is ill is a finding, and a median
+would hide it. Nothing here needs torch, so the report, the live view and the command line all ask the same.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeGuard
 
 Row = dict[str, Any]
 Level = Literal["warning", "serious"]
@@ -53,11 +54,27 @@ class Finding:
 
 def diagnose(rows: Sequence[Row], config: dict[str, Any]) -> list[Finding]:
     """Everything that is wrong with a run as far as its log tells; `config` is what `config.json` holds."""
-    log = _Log(rows, config)
-    if not log.rows:
-        return []
-    found = [check(log) for check in CHECKS.values()]
-    return [f for f in found if f is not None]
+    logs = [_Log(of_one, config) for of_one in by_seed(rows)]
+    found = []
+    for check in CHECKS.values():
+        answers = [(i, check(log)) for i, log in enumerate(logs) if log.rows]
+        fired = [(i, f) for i, f in answers if f is not None]
+        if fired:
+            i, finding = max(fired, key=lambda x: x[1].level == "serious")  # the first of the most serious
+            alike = len(fired) == len(logs) and all(f.saw == finding.saw for _, f in fired)
+            found.append(finding if alike else replace(finding, saw=f"{finding.saw} ({_which(i, len(fired), len(logs), config)})"))
+    return found
+
+
+def by_seed(rows: Sequence[Row]) -> list[list[Row]]:
+    """The log of each seed as if it had been alone: its own values in the place of the medians."""
+    count = max((len(v) for r in rows for v in (r.get("seeds") or {}).values()), default=1)
+    return [[{**r, **{k: v[i] for k, v in (r.get("seeds") or {}).items() if i < len(v)}, "seeds": {}} for r in rows] for i in range(count)]
+
+
+def _which(i: int, fired: int, count: int, config: dict[str, Any]) -> str:
+    seed = int(config.get("train", {}).get("seed", 0)) + i
+    return f"seed {seed}; in {fired} of {count} seeds" if fired < count else f"seed {seed}; in all {count} seeds"
 
 
 def verdict(findings: Sequence[Finding], step: int = WARM_UP) -> str:
@@ -91,19 +108,11 @@ class _Log:
     def last(self, key: str, count: int) -> list[float]:
         return [r[key] for r in self.rows if _number(r.get(key))][-count:]
 
-    def worst(self, row: Row, key: str, largest: bool = True) -> float | None:
-        """The worst seed's value: one bad seed among five is a finding, and a median would hide it."""
-        each = [v for v in row.get("seeds", {}).get(key, []) if _number(v)]
-        if not each:
-            value = row.get(key)
-            return value if _number(value) else None
-        return max(each) if largest else min(each)
-
     def find(self, name: str, level: Level, saw: str, means: str, remedy: str) -> Finding:
         return Finding(name, level, saw, means, remedy, self.step)
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -115,13 +124,8 @@ def log_z_lag(log: _Log) -> Finding | None:
     if log.train.get("objective", "db") not in ("tb", "db", "subtb", "stb", "sdb", "ssubtb"):
         return None  # the others learn no log Z, or one that is biased by construction
     row = log.look
-    truth = row.get("log_z_estimate")  # of what the policy visits: what it does not visit is another finding
-    if not _number(truth) or not _number(row.get("log_z_learned")):
-        return None
-    assert truth is not None
-    low, high = log.worst(row, "log_z_learned", largest=False), log.worst(row, "log_z_learned")
-    learned = max((v for v in (low, high) if v is not None), key=lambda v: abs(v - truth))
-    if abs(learned - truth) <= FAR_LOG_Z:
+    truth, learned = row.get("log_z_estimate"), row.get("log_z_learned")  # of what the policy visits: what it does not is another finding
+    if not _number(truth) or not _number(learned) or abs(learned - truth) <= FAR_LOG_Z:
         return None
     return log.find(
         "log_z_lag",
@@ -138,8 +142,8 @@ def policy_collapse(log: _Log) -> Finding | None:
     if not row:
         return None
     remedy = "more exploration (--explore 0.3 --explore-tau 1000), a smaller --lr, a smaller reward exponent, or --replay 0.5"
-    lost, spread = log.worst(row, "kl_target_model"), log.worst(row, "kl_model_target")
-    if lost is not None and lost > MISSED and spread is not None and spread < lost / 3:  # untrained, the two are of one size
+    lost, spread = row.get("kl_target_model"), row.get("kl_model_target")
+    if _number(lost) and lost > MISSED and _number(spread) and spread < lost / 3:  # untrained, the two are of one size
         return log.find(
             "policy_collapse",
             "serious",
@@ -148,14 +152,14 @@ def policy_collapse(log: _Log) -> Finding | None:
             remedy,
         )
     excess = row.get("excess_tv") if _number(row.get("excess_tv")) else row.get("tv")
-    if _number(excess) and excess is not None and excess < 0.1:
+    if _number(excess) and excess < 0.1:
         return None  # a policy may be nearly deterministic because the target is
-    entropy, length = log.worst(row, "entropy", largest=False), row.get("mean_length")
-    share = log.worst(row, "ess", largest=False)  # effective share of the samples, where it is logged
-    ways = math.exp(min(entropy * length, 50.0)) if entropy is not None and _number(length) and length is not None else math.inf
-    if ways >= FEW and (share is None or share * float(row.get("samples", math.inf)) >= FEW):
+    entropy, length = row.get("entropy"), row.get("mean_length")
+    share, samples = row.get("ess"), row.get("samples")  # effective share of the samples, where it is logged
+    ways = math.exp(min(entropy * length, 50.0)) if _number(entropy) and _number(length) else math.inf
+    count = min(ways, share * samples if _number(share) and _number(samples) else math.inf)
+    if count >= FEW:
         return None
-    count = min(ways, math.inf if share is None else share * float(row["samples"]))
     return log.find(
         "policy_collapse",
         "serious",
@@ -170,7 +174,7 @@ def loss_at_floor(log: _Log) -> Finding | None:
     row = log.look
     excess = row.get("excess_tv")
     losses, distances = log.last("loss", 12), [r["excess_tv"] for r in log.looks if _number(r.get("excess_tv"))][-2:]
-    if not _number(excess) or excess is None or excess <= EXCESS or len(losses) < 8 or len(distances) < 2:
+    if not _number(excess) or excess <= EXCESS or len(losses) < 8 or len(distances) < 2:
         return None
     half = len(losses) // 2
     old, new = _median(losses[:half]), _median(losses[half:])
@@ -180,7 +184,7 @@ def loss_at_floor(log: _Log) -> Finding | None:
         return None
     limit = row.get("limit_tv")
     biased = str(log.train.get("objective", "")).startswith(("naive-", "intended-"))
-    at_limit = biased or (_number(limit) and limit is not None and _number(row.get("tv")) and row["tv"] - limit <= EXCESS)
+    at_limit = biased or (_number(limit) and _number(row.get("tv")) and row["tv"] - limit <= EXCESS)
     means = (
         "That is where this objective converges: it is not the optimiser that is stuck."
         if at_limit
@@ -198,12 +202,8 @@ def loss_at_floor(log: _Log) -> Finding | None:
 def dynamics_not_learned(log: _Log) -> Finding | None:
     """The cross-entropy of the noise model against the entropy of the true channel."""
     row = log.look
-    have, best = log.worst(row, "dynamics_nll"), row.get("dynamics_nll_true")
-    pairs = list(zip(row.get("seeds", {}).get("dynamics_nll", []), row.get("seeds", {}).get("dynamics_nll_true", []), strict=False))
-    pairs = [(a, b) for a, b in pairs if _number(a) and _number(b)]
-    if pairs:  # the seeds' samples differ, so each is held against its own
-        have, best = max(pairs, key=lambda p: p[0] - p[1])
-    if have is None or not _number(best) or best is None or have - best <= NOISE_GAP:
+    have, best = row.get("dynamics_nll"), row.get("dynamics_nll_true")
+    if not _number(have) or not _number(best) or have - best <= NOISE_GAP:
         return None
     return log.find(
         "dynamics_not_learned",
@@ -218,7 +218,7 @@ def gradient_explosion(log: _Log) -> Finding | None:
     """Not finite; or, once log Z has had time to arrive, beyond the clip for most lines or far beyond the usual size."""
     means = "Steps of this size throw away what was learned; Adam's averages remember them for long."
     remedy = "a smaller --lr (a tenth), a smaller --clip, or a smaller reward exponent"
-    broken = [r["step"] for r in log.rows[-5:] if (log.worst(r, "finite", largest=False) or 0.0) < 1.0 and "finite" in r]
+    broken = [r["step"] for r in log.rows[-5:] if "finite" in r and not (_number(r["finite"]) and r["finite"] >= 1.0)]
     if broken:
         return log.find("gradient_explosion", "serious", f"the loss or its gradient is not finite at step {broken[-1]}", means, remedy)
     clip = log.train.get("clip")
@@ -240,7 +240,7 @@ def gradient_explosion(log: _Log) -> Finding | None:
 def replay_staleness(log: _Log) -> Finding | None:
     """How old a replayed trajectory is on average, from the size of the ring and the rate at which it turns over."""
     batch, share, size = (log.train.get(k) for k in ("batch", "replay", "replay_size"))
-    if not share or not _number(batch) or not _number(size) or batch is None or size is None:
+    if not share or not _number(batch) or not _number(size):
         return None
     replayed = round(share * batch)
     if replayed < 1 or replayed >= batch:
@@ -265,12 +265,12 @@ def reward_saturation(log: _Log) -> Finding | None:
     floor, beta = log.task.get("floor", log.task.get("base")), log.task.get("beta", 1.0)
     means = "Where rewards are equal the target is flat, and nothing is left to be learned from them."
     mean = row.get("mean_log_reward")
-    if _number(floor) and floor is not None and floor > 0 and _number(mean) and mean is not None and mean - beta * math.log(floor) < FLAT:
+    if _number(floor) and floor > 0 and _number(mean) and mean - beta * math.log(floor) < FLAT:
         saw = f"the mean log-reward is {mean:.3f}, and the floor's is {beta * math.log(floor):.3f}"
         remedy = "a lower reward floor, more exploration, or --replay 0.5 --replay-priority, which keeps the few good ones in sight"
         return log.find("reward_saturation", "warning", saw, means, remedy)
     mean_score, top = row.get("sample_score"), row.get("top_score")
-    if _number(mean_score) and _number(top) and top is not None and abs(top - mean_score) <= 1e-3 * max(abs(top), 1e-12):
+    if _number(mean_score) and _number(top) and abs(top - mean_score) <= 1e-3 * max(abs(top), 1e-12):
         saw = f"the mean score ({mean_score:.4g}) is the mean of the 100 best ({top:.4g})"
         remedy = "a score with a wider range, a larger reward exponent, or a score that saturates later"
         return log.find("reward_saturation", "warning", saw, means, remedy)
@@ -284,8 +284,8 @@ def exploration_too_low(log: _Log) -> Finding | None:
     now = explore / (1 + log.step / tau)
     remedy = "a larger --explore and --explore-tau (0.3 and 1000), --replay 0.5 --replay-priority, or another --seed"
     if _number(row.get("log_z")):
-        seen = log.worst(row, "log_z_estimate", largest=False)
-        if seen is None or row["log_z"] - seen <= UNSEEN:
+        seen = row.get("log_z_estimate")
+        if not _number(seen) or row["log_z"] - seen <= UNSEEN:
             return None
         missing = 1 - math.exp(seen - row["log_z"])
         return log.find(

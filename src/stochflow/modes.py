@@ -99,6 +99,63 @@ def local_maxima(sequences: Any, scores: Any, threshold: float = -np.inf) -> np.
     return at[top & (value >= threshold)]
 
 
+def nearest(sequences: Sequence[str], heads: Sequence[str], metric: Metric) -> np.ndarray:
+    """[N] position of the nearest head of each sequence, the first of equally near ones."""
+    blocks = range(0, len(sequences), _BLOCK)
+    found = [distances(sequences[i : i + _BLOCK], heads, metric).argmin(1) for i in blocks]
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+def distances(a: Sequence[str], b: Sequence[str], metric: Metric) -> np.ndarray:
+    """[A, B] letters in which strings of one length differ, or edit distances."""
+    if metric == "edit":
+        try:
+            from rapidfuzz.distance import Levenshtein
+            from rapidfuzz.process import cdist
+        except ImportError:  # the same figures, slowly: whoever has many strings asks for the package first
+            return np.array([[_edit(x, y) for y in b] for x in a])
+        return cdist(a, b, scorer=Levenshtein.distance, dtype=np.int32)
+    column = _letters([*a, *b]).T  # [L, A + B]
+    found = np.zeros((len(a), len(b)), dtype=np.uint16 if len(column) < 65536 else np.uint32)
+    for letters in column:
+        found += letters[: len(a), None] != letters[None, len(a) :]
+    return found
+
+
+def _edit(a: str, b: str) -> int:
+    before = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        now = [i]
+        for j, y in enumerate(b, 1):
+            now.append(min(before[j] + 1, now[-1] + 1, before[j - 1] + (x != y)))
+        before = now
+    return before[-1]
+
+
+def families(sequences: Sequence[str], scores: Sequence[float]) -> tuple[list[int], np.ndarray]:
+    """Modes among a run's best designs, a few hundred at most, and the distances [N, N] between these.
+
+    Positions, best first: each differs in at least half of its letters from every better mode (`family_distance`). The report's
+    logos and the `mode` of a sample go by it.
+    """
+    gap = distances(sequences, sequences, shared_metric(sequences))
+    heads: list[int] = []
+    for i in _order(list(sequences), _vector(scores, len(sequences))):
+        if all(gap[i, h] >= family_distance(sequences) for h in heads):
+            heads.append(int(i))
+    return heads, gap
+
+
+def family_distance(sequences: Sequence[str]) -> int:
+    """Letters in which two modes among these designs differ at least."""
+    return max(2, round(len(sequences[0]) / 2))
+
+
+def shared_metric(sequences: Sequence[str]) -> Metric:
+    """Hamming where all have one length."""
+    return "hamming" if len({len(t) for t in sequences}) == 1 else "edit"
+
+
 @lru_cache(maxsize=8)
 def tfbind8_modes(table: str = "SIX6_REF_R1") -> np.ndarray:
     """The modes of a TFBind8 table as base-4 numbers of the 8-mers (A, C, G, T = 0, 1, 2, 3), best first: 328 for SIX6_REF_R1."""

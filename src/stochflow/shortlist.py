@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import importlib.util
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stochflow.errors import UserError
-from stochflow.modes import find_modes
+from stochflow.modes import Metric, families, find_modes, nearest, shared_metric
 
 if TYPE_CHECKING:
     from stochflow.types import Task
 
 Row = dict[str, Any]
 POOL = 100_000  # different objects kept; about 50 MB
+BLOCK = 1_000  # rows held against the known modes at once
 FAMILY = 2  # letters in which two modes differ at least, where no distance is asked for
 log = logging.getLogger("stochflow")
 
 
-def shortlist(rows: Iterable[Row], unique: bool = False, min_distance: int = 0, top: int = 0) -> Iterator[Row]:
-    """The rows asked for; with no wish they pass through as they come.
+def shortlist(
+    rows: Iterable[Row], unique: bool = False, min_distance: int = 0, top: int = 0, known: KnownModes | None = None
+) -> Iterator[Row]:
+    """The rows asked for; with no wish they pass through as they come, each with the nearest of the modes that are `known`.
 
     `unique` drops repeats; `top` keeps the best by score; `min_distance` takes the best first and leaves out what differs in fewer
     letters from one already taken, so its rows are all different. A shortlist is sorted and numbered anew; `count` says how often an
@@ -38,7 +42,8 @@ def shortlist(rows: Iterable[Row], unique: bool = False, min_distance: int = 0, 
     if top > POOL:
         raise UserError(f"--top {top} is more than the {POOL} objects a shortlist is chosen from: ask for fewer")
     if not min_distance and not top:
-        return _different(rows) if unique else iter(rows)
+        passed = _different(rows) if unique else iter(rows)
+        return passed if known is None else known.assign(passed)
     if not unique and not min_distance:
         best = heapq.nsmallest(top, rows, key=_order)
         return _numbered(_with_modes(best, FAMILY))
@@ -103,27 +108,82 @@ def _heads(pool: list[Row], distance: int) -> list[int]:
     if "sequence" not in pool[0]:
         return find_modes(np.array([r["state"] for r in pool]), score, min_distance=distance).tolist()
     texts = [r["sequence"] for r in pool]
-    metric: Any = "hamming" if len({len(t) for t in texts}) == 1 else "edit"
-    return find_modes(texts, score, min_distance=distance, metric=metric).tolist()
+    return find_modes(texts, score, min_distance=distance, metric=shared_metric(texts)).tolist()
 
 
 def _with_modes(rows: list[Row], distance: int) -> list[Row]:
     """Each with the number of the nearest mode among them."""
     if not rows or "sequence" not in rows[0]:  # coordinates have no letters to differ in
         return rows
-    heads = _heads(rows, distance)
-    first = [_object(rows[h]) for h in heads]
-    return [row | {"mode": 1 + min(range(len(first)), key=lambda i: (_differing(_object(row), first[i]), i))} for row in rows]
-
-
-def _differing(a: Any, b: Any) -> int:
-    return sum(x != y for x, y in itertools.zip_longest(a, b))
+    texts = [r["sequence"] for r in rows]
+    at = nearest(texts, [texts[h] for h in _heads(rows, distance)], shared_metric(texts))
+    return [row | {"mode": 1 + int(i)} for row, i in zip(rows, at, strict=True)]
 
 
 def _numbered(rows: list[Row]) -> Iterator[Row]:
     width = max(4, len(str(len(rows))))
     for i, row in enumerate(rows, 1):
         yield row | {"id": f"design_{i:0{width}d}"}
+
+
+# the modes of a run ---------------------------------------------------------------------------------------------
+
+
+class KnownModes:
+    """The modes of a run that has ended: what a row that is only passing through can be held against.
+
+    Of sequences they are the modes of the report's logos (`families` of `samples.csv`), with the same numbers; of a grid, the bright
+    regions. Rows are taken in blocks, so that a million of them need no more memory than a thousand.
+    """
+
+    def __init__(self, number: Callable[[list[Any]], list[int]]):
+        self._number = number  # objects -> the number, from 1, of the mode nearest to each
+
+    def assign(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The rows, each with its `mode`."""
+        rows = iter(rows)
+        while block := list(itertools.islice(rows, BLOCK)):
+            for row, mode in zip(block, self._number([_object(r) for r in block]), strict=True):
+                yield row | {"mode": mode}
+
+
+def known_modes(designs: list[dict[str, str]], task: Task) -> KnownModes | None:
+    """From the rows of a run's `samples.csv` and its task; None, with a word, where no mode is known."""
+    if hasattr(task.env, "decode"):
+        texts = [r["sequence"] for r in designs if r.get("sequence")]
+        if not texts:
+            log.warning("the run has not written its designs yet, so its modes are not known and there is no column for them")
+            return None
+        heads = [texts[h] for h in families(texts, [float(r["score"]) for r in designs if r.get("sequence")])[0]]
+        metric: Metric = "hamming" if task.env.stop is None else "edit"  # strings that may stop have different lengths
+        if metric == "edit" and importlib.util.find_spec("rapidfuzz") is None:
+            log.warning("there is no column for modes: strings of different lengths need rapidfuzz for it, pip install 'stochflow[bio]'")
+            return None
+        return KnownModes(lambda objects: (nearest(objects, heads, metric) + 1).tolist())
+    return _bright_regions(task)
+
+
+def _bright_regions(task: Task) -> KnownModes | None:
+    from stochflow.env import Enumerable
+    from stochflow.measure import LISTED
+    from stochflow.tasks import mode_regions, task_modes
+
+    if not isinstance(task.env, Enumerable) or task.env.count() > LISTED:
+        return None
+    at = task_modes(task)
+    region = mode_regions(task)
+    if at is None or region is None or not len(at):
+        return None
+    cells, numbers = task.env.all_states()[at].numpy(), region.numpy() + 1
+
+    def number(objects: list[Any]) -> list[int]:  # by the number of steps along the axes
+        found = np.array(objects)
+        far = np.zeros((len(found), len(cells)), dtype=np.int64)
+        for axis in range(cells.shape[1]):
+            far += np.abs(found[:, axis, None] - cells[None, :, axis])
+        return numbers[far.argmin(1)].tolist()
+
+    return KnownModes(number)
 
 
 # the noise of making it -----------------------------------------------------------------------------------------

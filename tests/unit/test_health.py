@@ -8,7 +8,7 @@ import pytest
 
 from stochflow import health
 from stochflow.config import configure
-from stochflow.health import CHECKS, TITLES, diagnose
+from stochflow.health import CHECKS, TITLES, by_seed, diagnose
 
 
 @pytest.fixture
@@ -89,6 +89,32 @@ def test_a_seed_of_the_noise_model_is_held_against_its_own_sample(rows, config):
     """Samples differ by more than the threshold; what counts is the gap within a seed."""
     rows[-1]["seeds"] |= {"dynamics_nll": [0.60, 0.65, 0.70], "dynamics_nll_true": [0.595, 0.645, 0.695]}
     assert names(rows, config) == []
+
+
+def test_a_seed_of_log_z_is_held_against_its_own_sample(rows, config):
+    """Estimates differ by more than the threshold where the seeds visit different parts; what counts is the gap within a seed."""
+    rows[-1]["seeds"] |= {"log_z_estimate": [9.1, 9.1, 7.9], "log_z_learned": [9.1, 9.1, 7.8]}
+    assert names(rows, config) == ["exploration_too_low"]  # log Z is 9.16
+    rows[-1]["seeds"] |= {"log_z_estimate": [9.1, 9.1, 9.1], "log_z_learned": [9.1, 9.1, 8.0]}
+    (finding,) = diagnose(rows, config)
+    assert finding.saw == "learned log Z is 8.00, and 9.10 would be right (seed 2; in 1 of 3 seeds)"
+
+
+def test_a_seed_that_collapsed_is_found_though_the_others_are_right(rows, config):
+    """Its own distance excuses a nearly deterministic policy, not the median's."""
+    rows[-1]["seeds"] |= {"entropy": [1.2, 1.2, 0.01], "excess_tv": [0.01, 0.01, 0.5]}
+    assert "policy_collapse" in names(rows, config)
+    rows[-1]["seeds"]["excess_tv"] = [0.01, 0.01, 0.01]
+    assert names(rows, config) == []
+
+
+def test_one_seed_of_the_log_reads_as_if_it_had_been_alone(rows):
+    first, second, third = by_seed(rows)
+    assert [r["tv"] for r in second if "tv" in r] == [r["seeds"]["tv"][1] for r in rows if "tv" in r.get("seeds", {})]
+    assert [r["step"] for r in third] == [r["step"] for r in rows]
+    assert by_seed([{"step": 1, "loss": 2.0}]) == [[{"step": 1, "loss": 2.0, "seeds": {}}]]
+    assert by_seed([]) == [[]]
+    assert all(r["seeds"] == {} for r in first)
 
 
 def test_nothing_but_an_explosion_is_judged_before_it_has_warmed_up(rows, config):

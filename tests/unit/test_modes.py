@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import numpy as np
@@ -11,7 +12,17 @@ import torch
 from stochflow.data import digits, tfbind8
 from stochflow.errors import UserError
 from stochflow.exact import expected_modes
-from stochflow.modes import calculate_num_modes, find_modes, local_maxima, num_modes, tfbind8_modes
+from stochflow.modes import (
+    calculate_num_modes,
+    distances,
+    families,
+    family_distance,
+    find_modes,
+    local_maxima,
+    nearest,
+    num_modes,
+    tfbind8_modes,
+)
 
 FIVE = ["abc", "abd", "xyz", "xzy", "abc"]
 
@@ -157,6 +168,31 @@ def test_bad_input_is_named(arguments, words):
     with pytest.raises(UserError) as error:
         find_modes(**arguments)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("package", [True, False], ids=["rapidfuzz", "without it"])
+def test_distances_and_the_nearest_head_are_those_of_the_definition(package, monkeypatch):
+    if package:
+        pytest.importorskip("rapidfuzz", reason="the other case covers its absence")
+    else:
+        monkeypatch.setitem(sys.modules, "rapidfuzz.process", None)
+    rng = np.random.default_rng(3)
+    texts = ["".join(rng.choice(list("ACGT"), 6)) for _ in range(600)]
+    heads = texts[:7]
+    by_hand = np.array([[sum(x != y for x, y in zip(a, b, strict=True)) for b in heads] for a in texts])
+    assert (distances(texts, heads, "hamming") == by_hand).all()
+    assert (nearest(texts, heads, "hamming") == by_hand.argmin(1)).all()
+    assert distances(["kitten", "", "ACGT"], ["sitting", "A"], "edit").tolist() == [[3, 6], [7, 1], [7, 3]]
+    assert nearest(["CGTAC", "TT"], ["ACGTAC", "TTTTTT"], "edit").tolist() == [0, 1]
+    assert nearest([], heads, "hamming").tolist() == []
+
+
+def test_families_are_half_of_the_letters_apart_best_first():
+    texts, score = ["AAAA", "AACC", "AAAC", "GGGG"], [0.5, 0.9, 0.8, 0.7]
+    heads, gap = families(texts, score)
+    assert [texts[h] for h in heads] == ["AACC", "GGGG", "AAAA"]  # AAAC is one letter from a better one
+    assert family_distance(texts) == 2
+    assert gap[0].tolist() == [0, 2, 1, 4]
 
 
 def test_expected_modes_by_hand_and_by_sampling():

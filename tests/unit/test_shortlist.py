@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -12,8 +16,9 @@ import torch
 from stochflow import shortlist as module
 from stochflow.channels import Exact, Slip
 from stochflow.errors import UserError
-from stochflow.shortlist import shortlist, synthesised
-from stochflow.tasks import strings_task, tfbind8_task
+from stochflow.modes import find_modes
+from stochflow.shortlist import known_modes, shortlist, synthesised
+from stochflow.tasks import grid_task, strings_task, tfbind8_task
 
 
 def drawn(count: int, seed: int = 0, letters: int = 5):
@@ -93,6 +98,104 @@ def test_modes_are_the_nearest_head():
     assert [r["mode"] for r in shortlist(rows, unique=True, top=4)] == [1, 1, 2, 2]
     states = [{"id": "x", "state": s, "score": v} for s, v in [([0, 0], 1.0), ([0, 1], 0.5), ([7, 7], 0.9)]]
     assert [(r["state"], r["mode"]) for r in shortlist(states, min_distance=2)] == [([0, 0], 1), ([7, 7], 2)]
+
+
+def by_definition(rows, heads):
+    """Each row's nearest head, the first of equally near ones."""
+    return [1 + min(range(len(heads)), key=lambda i: (hamming(r["sequence"], heads[i]), i)) for r in rows]
+
+
+def test_thousands_get_their_modes_in_seconds_and_rightly():
+    """The double loop that this replaces took 2 microseconds a letter: four minutes here."""
+    rows = list({r["sequence"]: r for r in drawn(30_000, letters=8)}.values())
+    begun = time.process_time()
+    found = list(shortlist(rows, unique=True, top=5_000))
+    assert time.process_time() - begun < 20
+    assert len(found) == 5_000
+    heads = [found[i]["sequence"] for i in find_modes([r["sequence"] for r in found], [r["score"] for r in found], min_distance=2)]
+    assert len(heads) > 1_000
+    some = found[::250]
+    assert [r["mode"] for r in some] == by_definition(some, heads)
+
+
+# the modes of a run ---------------------------------------------------------------------------------------------
+
+
+def as_csv(rows):
+    return [{k: str(v) for k, v in r.items()} for r in rows]
+
+
+def test_what_passes_through_is_held_against_the_modes_of_the_report():
+    task = tfbind8_task()
+    designs = [{"sequence": s, "score": v} for s, v in [("AAAAAAAA", 1.0), ("AAAAAACC", 0.9), ("GGGGAAAA", 0.8), ("TTTTTTTT", 0.7)]]
+    known = known_modes(as_csv(designs), task)  # two modes differ in at least four of eight letters: the second is none
+    heads = ["AAAAAAAA", "GGGGAAAA", "TTTTTTTT"]
+    rows = list(drawn(2_500, letters=8))
+    found = list(shortlist(iter(rows), known=known))
+    assert [r["mode"] for r in found] == by_definition(rows, heads)
+    assert [{k: v for k, v in r.items() if k != "mode"} for r in found] == rows
+    once = list(shortlist(rows, unique=True, known=known))
+    assert [r["mode"] for r in once] == by_definition(once, heads)
+    endless = shortlist(({"id": str(i), "sequence": "AAAACCCC", "score": 0.0} for i in itertools.count()), known=known)
+    assert next(endless)["mode"] == 1
+
+
+def test_strings_that_may_stop_are_held_against_modes_by_edit_distance(monkeypatch, caplog):
+    pytest.importorskip("rapidfuzz", reason="edit distance of many strings")
+    task = strings_task(lambda texts: [float(len(t)) for t in texts], length=6, min_length=1)
+    designs = as_csv([{"sequence": "ACGTAC", "score": 2.0}, {"sequence": "TTTTTT", "score": 1.0}])
+    rows = [{"id": "1", "sequence": s, "score": 0.0} for s in ("CGTAC", "TTT", "ACGTAC")]  # by position CGTAC would be nearer to T...
+    assert [r["mode"] for r in shortlist(rows, known=known_modes(designs, task))] == [1, 2, 1]
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    assert known_modes(designs, task) is None
+    assert "rapidfuzz" in caplog.text
+
+
+def test_a_grid_has_its_bright_regions_for_modes():
+    task = grid_task(side=8)
+    known = known_modes([], task)
+    corners = [[1, 1], [1, 6], [6, 1], [6, 6]]
+    rows = [{"id": "1", "state": s, "score": 0.0} for s in [*corners, [0, 0], [2, 1], [7, 6]]]
+    found = [r["mode"] for r in shortlist(rows, known=known)]
+    assert sorted(found[:4]) == [1, 2, 3, 4]
+    assert found[4:] == [found[0], found[0], found[3]]
+
+
+def test_without_designs_there_are_no_modes_and_that_is_said(caplog):
+    assert known_modes([], tfbind8_task()) is None
+    assert "not written its designs" in caplog.text
+    assert list(shortlist(drawn(3), known=None)) == list(drawn(3))
+
+
+SAMPLED = """
+import itertools, resource, sys
+from stochflow import export
+from stochflow.shortlist import known_modes, shortlist
+from stochflow.tasks import tfbind8_task
+
+def rows(count):  # as `Experiment.sample` yields them
+    for i in range(count):
+        text = "".join("ACGT"[(i * 2654435761 >> 2 * k) % 4] for k in range(8))
+        yield {"id": f"design_{i:07d}", "sequence": text, "score": i % 1000 / 1000, "log_reward": -0.1, "log_pf": -9.0}
+
+designs = [{"sequence": r["sequence"], "score": str(r["score"])} for r in rows(100)]
+known = known_modes(designs, tfbind8_task())
+for count in (20_000, 200_000):
+    with open("/dev/null", "w") as file:
+        export.write_rows(shortlist(rows(count), known=known), "csv", file)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="resource and /dev/null are POSIX")
+def test_ten_times_the_samples_take_no_more_memory():
+    """Peak resident memory of a process of its own, in kB (of 1024 bytes on Linux, bytes on macOS)."""
+    done = subprocess.run([sys.executable, "-c", SAMPLED], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    some, many = map(int, done.stdout.split())
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert (many - some) * unit < 20e6
 
 
 @pytest.mark.parametrize("wish", [{"top": -1}, {"min_distance": -2}, {"top": 10**9}])

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stochflow.modes import families, family_distance
 from stochflow.report.drawing import RULE, Panel, axes, svg
 from stochflow.report.files import RunFiles
 
 SHOWN = 25  # rows of the table
-FAMILIES = 6  # logos of modes
+FAMILIES = 24  # logos of modes: a page stays below a megabyte
 LETTERS = {"A": "#2f9e61", "C": "#3f86f0", "G": "#d99a00", "T": "#e2574c", "U": "#e2574c"}  # readable on white and on black
 OTHERS = ("#2f9e61", "#3f86f0", "#d99a00", "#e2574c", "#8a63d2", "#2aa198", "#c9579b", "#7f8c3a")
 
@@ -36,8 +37,9 @@ class Designs:
     rows: list[Design]
     logos: list[Panel]
     total: int
-    note: str  # why there are no logos, where there could be
+    note: str  # why there are no logos, or which modes have none
     apart: int  # distance between two families
+    modes: int  # how many families there are
 
     @property
     def sequences(self) -> bool:
@@ -51,14 +53,13 @@ def read_designs(run: RunFiles) -> Designs | None:
         return None
     texts = [r.get("sequence", "") for r in rows]
     if not all(texts):
-        return Designs([_row(i, r, r.get("state", ""), None, None) for i, r in enumerate(rows[:SHOWN], 1)], [], len(rows), "", 0)
-    apart = max(2, round(len(texts[0]) / 2))
-    distance = _distances(texts)
-    family, heads = _families(texts, [float(r["score"]) for r in rows], distance, apart)
+        return Designs([_row(i, r, r.get("state", ""), None, None) for i, r in enumerate(rows[:SHOWN], 1)], [], len(rows), "", 0, 0)
+    heads, distance = families(texts, [float(r["score"]) for r in rows])
+    family = [int(distance[i, heads].argmin()) + 1 for i in range(len(texts))]
     nearest = [None if i == 0 else int(distance[i, :i].min()) for i in range(len(texts))]
     shown = [_row(i + 1, rows[i], texts[i], nearest[i], family[i]) for i in range(min(SHOWN, len(rows)))]
-    logos, note = _logos(texts, family, heads, apart)
-    return Designs(shown, logos, len(rows), note, apart)
+    logos, note = _logos(texts, family, heads)
+    return Designs(shown, logos, len(rows), note, family_distance(texts), len(heads))
 
 
 def _row(rank: int, row: dict[str, str], what: str, distance: int | None, family: int | None) -> Design:
@@ -71,34 +72,8 @@ def _row(rank: int, row: dict[str, str], what: str, distance: int | None, family
     return Design(rank, what, short("score"), short("log_reward"), short("log_pf"), distance, family)
 
 
-def _distances(texts: list[str]) -> np.ndarray:
-    """[N, N] number of letters that differ; of strings of different lengths, edit distance."""
-    if len({len(t) for t in texts}) == 1:
-        letter = np.array([[ord(c) for c in t] for t in texts])
-        return (letter[:, None] != letter[None]).sum(-1)
-    return np.array([[_edit(a, b) for b in texts] for a in texts])
-
-
-def _edit(a: str, b: str) -> int:
-    before = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        now = [i]
-        for j, y in enumerate(b, 1):
-            now.append(min(before[j] + 1, now[-1] + 1, before[j - 1] + (x != y)))
-        before = now
-    return before[-1]
-
-
-def _families(texts: list[str], score: list[float], distance: np.ndarray, apart: int) -> tuple[list[int], list[int]]:
-    """Modes among the designs (best first, at least `apart` from every better mode), and the nearest one of each design."""
-    heads: list[int] = []
-    for i in sorted(range(len(texts)), key=lambda i: (-score[i], texts[i])):
-        if all(distance[i, h] >= apart for h in heads):
-            heads.append(i)
-    return [int(np.argmin(distance[i, heads])) + 1 for i in range(len(texts))], heads
-
-
-def _logos(texts: list[str], family: list[int], heads: list[int], apart: int) -> tuple[list[Panel], str]:
+def _logos(texts: list[str], family: list[int], heads: list[int]) -> tuple[list[Panel], str]:
+    """Panels, and what they leave out: the logo of a single design would be its letters, so such modes are named instead."""
     try:
         import logomaker  # noqa: F401
     except ImportError:
@@ -116,11 +91,24 @@ def _logos(texts: list[str], family: list[int], heads: list[int], apart: int) ->
             "Letters stacked by how much they are agreed upon.",
         )
     ]
-    for number, head in enumerate(heads[:FAMILIES], 1):
-        members = [t for t, f in zip(texts, family, strict=True) if f == number]
-        caption = f"{len(members)} design{'s' if len(members) > 1 else ''} around {texts[head]}."
-        panels.append(Panel(f"logo-{number}", f"Mode {number}", _logo(members, f"Logo of mode {number}"), caption))
-    return panels, ""
+    members = {n: [t for t, f in zip(texts, family, strict=True) if f == n] for n in range(1, len(heads) + 1)}
+    several = [n for n in members if len(members[n]) > 1]
+    for n in several[:FAMILIES]:
+        caption = f"{len(members[n])} designs around {texts[heads[n - 1]]}."
+        panels.append(Panel(f"logo-{n}", f"Mode {n}", _logo(members[n], f"Logo of mode {n}"), caption))
+    return panels, _left_out(len(heads), several, {n: texts[heads[n - 1]] for n in members if n not in several})
+
+
+def _left_out(modes: int, several: list[int], single: dict[int, str]) -> str:
+    """Which of the modes have no logo, so that nobody takes those shown for all there are."""
+    said = ""
+    if len(several) > FAMILIES:
+        said = f"Logos of the {FAMILIES} best of the {len(several)} modes with more than one design."
+    if single:
+        named = ", ".join(f"{text} (mode {n})" for n, text in list(single.items())[:FAMILIES])
+        named += f" and {len(single) - FAMILIES} more" if len(single) > FAMILIES else ""
+        said += f" {len(single)} of the {modes} modes {'are a single design' if len(single) > 1 else 'is a single design'}: {named}."
+    return said.strip() or f"These are all {modes} modes."
 
 
 def _logo(texts: list[str], title: str) -> str:

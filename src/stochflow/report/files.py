@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 import shlex
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from stochflow.config import TASKS, Config, Train, UserTask
+from stochflow.export import read_rows
 from stochflow.health import Finding, diagnose
 from stochflow.runs import Run
 
@@ -43,7 +43,7 @@ class RunFiles:
             run.metrics(),
             _json(run, "summary.json"),
             _json(run, "environment.json"),
-            _designs(run.path / "samples.csv"),
+            read_rows(run.path / "samples.csv"),
             _law(run.path / "law.npz"),
         )
 
@@ -112,14 +112,6 @@ def _json(run: Run, name: str) -> Row:
     except (OSError, ValueError):  # damaged: the rest of the folder can still be looked at
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _designs(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return []
 
 
 def _law(path: Path) -> dict[str, np.ndarray]:

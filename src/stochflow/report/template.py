@@ -104,7 +104,7 @@ PAGE = """{% from "figure" import figure %}
 <div class="panels">
 {% for panel in run.logos %}{{ figure(panel) }}{% endfor %}
 </div>
-<p class="note">A mode is a best design that differs from every better mode in at least {{ run.designs.apart }} letters; each design belongs to the nearest one.</p>
+<p class="note">A mode is a best design that differs from every better mode in at least {{ run.designs.apart }} letters; each design belongs to the nearest one. There are {{ run.designs.modes }} among the {{ run.designs.total }} designs. {{ run.designs.note }}</p>
 {% elif run.designs.note %}
 <p class="note">{{ run.designs.note }}</p>
 {% endif %}
