@@ -120,13 +120,15 @@ class Confusion(Channel):
             raise UserError(f"a confusion table is square (actions x moves), but this one has shape {tuple(t.shape)}")
         if not bool(torch.isfinite(t).all()) or bool((t < 0).any()):
             row = int((~torch.isfinite(t) | (t < 0)).any(1).nonzero()[0])
-            raise UserError(f"row {row} of the confusion table holds a negative or non-finite entry: probabilities are >= 0")
+            raise UserError(
+                f"row {row + 1} of {len(t)} in the confusion table holds a negative or non-finite entry: probabilities are >= 0"
+            )
         total = t.sum(1)
         off = (total - 1).abs()
         if bool((off > 1e-6).any()):
             row = int(off.argmax())
             raise UserError(
-                f"row {row} of the confusion table sums to {float(total[row]):.6g}, off by {float(total[row] - 1):+.3g}: every row must sum to 1"
+                f"row {row + 1} of {len(t)} in the confusion table sums to {float(total[row]):.6g}, off by {float(total[row] - 1):+.3g}: every row must sum to 1"
             )
         self.table = t / total.unsqueeze(1)
         self._wide: dict[tuple[int, torch.device], Tensor] = {}

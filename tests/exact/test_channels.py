@@ -148,9 +148,9 @@ def test_confusion_from_a_file_equals_the_table(tmp_path):
         (lambda: Slip(1.5), "1.5"),
         (lambda: Slip(-0.1), "between 0 and 1"),
         (lambda: Neighbour(math.nan), "between 0 and 1"),
-        (lambda: Confusion([[1, 0], [0.5, 0.4]]), "row 1 of the confusion table sums to 0.9, off by -0.1"),
+        (lambda: Confusion([[1, 0], [0.5, 0.4]]), "row 2 of 2 in the confusion table sums to 0.9, off by -0.1"),
         (lambda: Confusion([[1, 0, 0], [0, 1, 0]]), "square"),
-        (lambda: Confusion([[1.5, -0.5], [0, 1]]), "row 0"),
+        (lambda: Confusion([[1.5, -0.5], [0, 1]]), "row 1 of 2 in the"),
         (lambda: Confusion("no/such/file.csv"), "no/such/file.csv"),
     ],
 )

@@ -77,7 +77,7 @@ TABLE = {
     "a table that is not there": (["train", "tfbind8", "--table", "SIX7"], ["SIX7"]),
     "a confusion table that is not stochastic": (
         ["train", "grid", "--noise", "confusion", "--confusion", "{tmp}/rows.csv"],
-        ["row 1", "0.9", "sum to 1"],
+        ["row 2 of 2", "0.9", "sum to 1"],
     ),
     "a confusion table of the wrong size": (
         ["train", "grid", "--noise", "confusion", "--confusion", "{tmp}/wide.csv"],
