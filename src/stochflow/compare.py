@@ -1,6 +1,7 @@
 """Runs side by side: the same figures, paired by seed, with bootstrap intervals and a verdict in plain words.
 
-Runs that differ in nothing but their seeds are one *arm*; the first arm is what the others are held against.
+Runs that differ in nothing but their seeds are one *arm*; the first arm is what the others are held against. The more arms are
+held against it, the likelier one of them differs by luck: intervals are widened (Bonferroni) so that of one figure all hold at once.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Difference:
     mean: float | None
     low: float | None
     high: float | None
+    among: int = 1  # comparisons of this figure, for which the interval is widened
 
     @property
     def beyond_noise(self) -> bool:
@@ -82,7 +84,8 @@ class Difference:
             return "exactly the same"
         if self.seeds < ENOUGH:
             return f"{self.mean:+.4g} on average of {self.seeds} seeds: too few to tell a difference from noise ({ENOUGH} are needed)"
-        span = f"{self.mean:+.4g}, {LEVEL:.0%} interval {self.low:+.4g} to {self.high:+.4g}, {self.seeds} seeds"
+        wide = f", widened for {self.among} comparisons" if self.among > 1 else ""
+        span = f"{self.mean:+.4g}, {LEVEL:.0%} interval {self.low:+.4g} to {self.high:+.4g}{wide}, {self.seeds} seeds"
         if not self.beyond_noise:
             return f"no difference beyond noise ({span})"
         return f"{'better' if self.better else 'worse'} ({span})"
@@ -112,6 +115,12 @@ class Comparison:
             for arm, d in zip(self.arms[1:], self.differences, strict=True)
         ]
 
+    def caution(self) -> str:
+        """What the intervals promise, and what they do not."""
+        count = len(self.differences)
+        arms = f"The intervals of a figure hold for all {count} comparisons at once. " if count > 1 else ""
+        return arms + f"Each of the {len(self.metrics)} figures is judged by itself: of many, one may differ by luck."
+
     def to_json(self) -> dict[str, Any]:
         return {
             "arms": [
@@ -119,11 +128,15 @@ class Comparison:
                 for a in self.arms
             ],
             "differences": [
-                {k: {"seeds": x.seeds, "mean": x.mean, "low": x.low, "high": x.high, "verdict": x.words()} for k, x in d.items()}
+                {
+                    k: {"seeds": x.seeds, "mean": x.mean, "low": x.low, "high": x.high, "among": x.among, "verdict": x.words()}
+                    for k, x in d.items()
+                }
                 for d in self.differences
             ],
             "warnings": self.warnings,
             "verdict": self.sentences(),
+            "caution": self.caution(),
         }
 
 
@@ -141,18 +154,18 @@ def compare(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
             "these runs differ in nothing but their seeds, so there is one arm and nothing to compare it with: give another run"
         )
     metrics = [k for k in METRICS if any(k in a.figures for a in arms)]
-    differences = [{k: difference(arms[0], arm, k) for k in metrics} for arm in arms[1:]]
+    differences = [{k: difference(arms[0], arm, k, len(arms) - 1) for k in metrics} for arm in arms[1:]]
     return Comparison(arms, metrics, differences, _warnings(arms))
 
 
-def difference(first: Arm, other: Arm, key: str) -> Difference:
-    """Mean over the shared seeds of (other - first), with its bootstrap interval."""
+def difference(first: Arm, other: Arm, key: str, among: int = 1) -> Difference:
+    """Mean over the shared seeds of (other - first), with its bootstrap interval, one of `among` that are to hold at once."""
     a, b = first.figures.get(key, {}), other.figures.get(key, {})
     gap = np.array([b[s] - a[s] for s in sorted(a.keys() & b.keys())])
     if not len(gap):
-        return Difference(key, 0, None, None, None)
-    low, high = paired_interval(gap)
-    return Difference(key, len(gap), float(gap.mean()), low, high)
+        return Difference(key, 0, None, None, None, among)
+    low, high = paired_interval(gap, 1 - (1 - LEVEL) / among)
+    return Difference(key, len(gap), float(gap.mean()), low, high, among)
 
 
 def paired_interval(gap: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
@@ -286,6 +299,7 @@ def write_comparison(found: Comparison, out: str | os.PathLike[str]) -> Path:
         warnings=found.warnings,
         panels=[owned(p, "compare") for p in _panels(found)],
         level=f"{LEVEL:.0%}",
+        caution=found.caution(),
     )
     return write_text(out, text)
 
@@ -339,7 +353,7 @@ def compare_command(runs: Sequence[Path], out: Path = Path("compare.html"), as_j
     console = Console(highlight=False, soft_wrap=False)
     console.print(table(found))
     console.print(f"\nMedians over the seeds; + better and - worse than {found.arms[0].label} beyond noise.", markup=False)
-    for sentence in [*found.warnings, *found.sentences()]:
+    for sentence in [*found.warnings, *found.sentences(), found.caution()]:
         console.print(sentence, markup=False, soft_wrap=True)
     print(write_comparison(found, out))
     return 0

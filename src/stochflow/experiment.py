@@ -33,6 +33,7 @@ from stochflow.types import Task
 __all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "open_run", "resume", "sample_run", "train", "verdict"]
 
 ANSWERS = "oracle.jsonl"  # what an oracle in Python said: appended at once, read back on resume, and ahead of the checkpoints
+LONG = 10_000  # decisions an object, from which an iteration is so slow that silence would look like a hang
 log = logging.getLogger("stochflow")
 
 OnStart = Callable[[Path, int, int], None]  # the run folder, the step it starts from, the total
@@ -221,6 +222,7 @@ class _Session:
         self.experiment, self.run, self.on_progress, self.on_start = experiment, run, on_progress, on_start
         self.trainer = experiment.trainer
         self.best: float | None = None  # lower is better: TV, or minus the ELBO
+        self.finishing = False  # training is over and saved; what is left can be done again
         self.owing = False  # an iteration is done, but the line, look or checkpoint that was due after it is not
         self.random: dict[str, Tensor] = {}  # the random state at the start of the iteration in flight
         self.total = 0
@@ -231,19 +233,24 @@ class _Session:
         t = self.experiment.config.train
         if self.on_start is not None:
             self.on_start(self.run.path, self.trainer.steps_done, total)
+        horizon = self.experiment.task.env.horizon
+        if horizon > LONG:
+            log.warning(
+                "an object of this task may take %d decisions, and every iteration goes through all of them: an iteration may take minutes; "
+                "a smaller --side or --length is quicker",
+                horizon,
+            )
         try:
             with self._stoppable():
                 if self.owing:
                     self._between(self.trainer)
                 self._note_random()
                 self.trainer.train(total, 1 if self._may_fail else math.gcd(t.log_every, t.eval_every, t.save_every), self._between)
+                checkpoint = self._save()  # what was learned is safe, whatever comes now
+                self.finishing = True
                 if self.trainer.stop_requested:
-                    self._save()
-                    raise Interrupted(
-                        f"interrupted at step {self.trainer.steps_done}, everything saved: "
-                        f"go on with `stochflow resume {self.run.path} --steps {total}`"
-                    )
-                return self._finish()
+                    raise self._interrupted()
+                return self._finish(checkpoint)
         except Diverged:
             raise  # nothing worth keeping has happened since the last checkpoint
         except UserError as error:
@@ -263,6 +270,11 @@ class _Session:
             with contextlib.suppress(Exception):
                 self._save_at_failure()
             raise
+
+    def _interrupted(self) -> Interrupted:
+        done = self.trainer.steps_done
+        where = f"interrupted at step {done}" if done < self.total else "interrupted before the final figures were written"
+        return Interrupted(f"{where}, everything saved: go on with `stochflow resume {self.run.path} --steps {self.total}`")
 
     @property
     def _may_fail(self) -> bool:
@@ -331,9 +343,8 @@ class _Session:
     def _save(self) -> Path:
         return self.run.save(self.trainer.steps_done, self.trainer.state_dict(), best_so_far=self.best)
 
-    def _finish(self) -> Result:
+    def _finish(self, checkpoint: Path) -> Result:
         """The figures of the last average, never of the best; then the files a person wants."""
-        checkpoint = self._save()  # first: what follows may take long, and what was learned is safe
         found = self.experiment.measure(final=True)
         self._tell(joined(self._stats(), found))
         self._keep_if_best(found)
@@ -361,12 +372,15 @@ class _Session:
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """The first Ctrl-C (or a scheduler's SIGTERM) ends training between two iterations; a second one at once."""
+        """The first Ctrl-C (or a scheduler's SIGTERM) ends training between two iterations, and the final look at once, since
+        everything is saved by then; a second one ends training at once too."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def stop(number: int, frame: object) -> None:
+            if self.finishing:
+                raise self._interrupted()
             if self.trainer.stop_requested:
                 raise KeyboardInterrupt(f"interrupted at once; the last checkpoint in {self.run.path} is whole")
             self.trainer.stop_requested = True

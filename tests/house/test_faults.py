@@ -302,7 +302,9 @@ def whole_checkpoints(folder) -> list[int]:
 
 
 @pytest.mark.parametrize("lasting", [True, False], ids=["for good", "for a moment"])
-@pytest.mark.parametrize("last", [1, 4, 6, 8, 9, 10, 12, 14, 15, 16, 17, 18, 19])  # the write that still succeeds; the first makes the folder a run
+@pytest.mark.parametrize(
+    "last", [1, 4, 6, 8, 9, 10, 12, 14, 15, 16, 17, 18, 19]
+)  # the write that still succeeds; the first makes the folder a run
 def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(last, lasting, grid, tmp_path, monkeypatch, capfd):
     reference, syncs = grid
     assert last < syncs
@@ -326,6 +328,45 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(last, lasting, gri
     whole_checkpoints(out)  # raises for one that is not
     assert main(["resume", str(out), "--quiet"]) == 0
     assert_same_end(out, reference)
+
+
+@pytest.mark.parametrize("moment", ["the look", "the designs", "the law"])
+def test_one_ctrl_c_ends_the_final_look_and_it_can_be_taken_again(moment, grid, tmp_path, monkeypatch, capfd):
+    """Training is over and saved by then, so that nothing is gained by waiting; it used to be swallowed."""
+    reference, _ = grid
+    owner, name = {
+        "the look": (experiment.Experiment, "measure"),
+        "the designs": (experiment.Experiment, "best_designs"),
+        "the law": (experiment.picture, "law_picture"),
+    }[moment]
+    real = getattr(owner, name)
+
+    def slow(*args, **kwargs):
+        if moment != "the look" or kwargs.get("final"):
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(*args, **kwargs)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, slow)
+        assert main([*GRID, str(out)]) == 130
+    said = capfd.readouterr().err
+    assert "before the final figures were written, everything saved" in said
+    assert f"stochflow resume {out} --steps 12" in said
+    assert not (out / "summary.json").exists()
+    assert not list(out.rglob("*.tmp"))
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert_same_end(out, reference)
+
+
+def test_a_task_of_very_long_objects_says_that_an_iteration_will_take_long(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(experiment, "LONG", 5)
+    assert main([*GRID, str(tmp_path / "long")]) == 0  # a side of 4: six decisions
+    assert "may take 6 decisions" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(experiment, "LONG", 6)
+    assert main([*GRID, str(tmp_path / "short")]) == 0
+    assert caplog.text == ""
 
 
 def test_a_disk_that_fills_under_the_log_is_said_too(grid, tmp_path, monkeypatch, capfd):

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from stochflow.compare import ENOUGH, METRICS, compare, compare_command, paired_interval, write_comparison
+from stochflow.compare import ENOUGH, LEVEL, METRICS, compare, compare_command, paired_interval, write_comparison
 from stochflow.errors import UserError
 
 
@@ -60,6 +60,43 @@ def test_without_a_difference_one_is_called_about_as_often_as_promised(count):
         low, high = paired_interval(rng.normal(0, 1, count))
         wrong += low > 0 or high < 0
     assert wrong / (1000 if count == ENOUGH else 300) < 0.075
+
+
+def test_among_ten_equal_arms_one_is_called_different_about_as_often_as_promised():
+    """All nine against one first arm, so that its luck is in every difference. Unwidened, far more than one time in twenty."""
+    rng = np.random.default_rng(0)
+    wrong = {1: 0, 9: 0}
+    for _ in range(60):
+        value = rng.normal(0, 1, (10, ENOUGH))
+        for among in wrong:
+            bounds = [paired_interval(v - value[0], 1 - (1 - LEVEL) / among) for v in value[1:]]
+            wrong[among] += any(low > 0 or high < 0 for low, high in bounds)
+    assert wrong[9] <= 6  # 3 are expected of 60 at most
+    assert wrong[1] > 9
+
+
+def test_several_arms_widen_their_intervals_and_say_so(make_run):
+    lines = [make_run.rows(seeds=6) for _ in range(3)]
+    rng = np.random.default_rng(5)
+    for rows in lines:
+        for row in rows:
+            if "seeds" in row:
+                row["seeds"]["excess_tv"] = (0.02 + rng.normal(0, 0.01, 6)).tolist()
+    paths = [make_run(f"r{i}", seeds=6, lines=rows, lr=1e-3 * (1 + i)) for i, rows in enumerate(lines)]
+    two, three = compare(paths[:2]), compare(paths)
+    alone, together = two.differences[0]["excess_tv"], three.differences[0]["excess_tv"]
+    assert together.low < alone.low < alone.high < together.high
+    assert (together.low, together.high) == paired_interval(np.array(gaps(lines[0], lines[1])), 0.975)
+    assert "widened for 2 comparisons" in together.words()
+    assert "widened" not in alone.words()
+    assert three.caution().startswith("The intervals of a figure hold for all 2 comparisons at once. Each of the ")
+    assert two.caution().startswith("Each of the ")
+    assert two.to_json()["caution"] == two.caution()
+
+
+def gaps(first, other):
+    a, b = (rows[-1]["seeds"]["excess_tv"] for rows in (first, other))
+    return [y - x for x, y in zip(a, b, strict=True)]
 
 
 def test_fewer_than_five_seeds_are_never_called_a_difference(make_run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -13,7 +14,8 @@ import pytest
 from stochflow import cli
 from stochflow.config import configure
 from stochflow.errors import UserError
-from stochflow.report import RunFiles, page, write_report
+from stochflow.modes import families
+from stochflow.report import RunFiles, designs, page, write_report
 from stochflow.report.designs import read_designs
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "image", "circle"}
@@ -226,6 +228,38 @@ def test_distances_and_modes_of_the_table(make_run):
     found = read_designs(RunFiles.read(path))
     assert [(d.distance, d.family) for d in found.rows] == [(None, 1), (1, 1), (7, 2), (2, 2)]
     assert [p.title for p in found.logos] == ["The 4 best designs", "Mode 1", "Mode 2"]
+
+
+def test_every_mode_is_drawn_or_named(make_run):
+    """Nobody takes the logos shown for all the modes there are."""
+    run = RunFiles.read(make_run(designs=40))
+    found = read_designs(run)
+    texts = [r["sequence"] for r in run.designs]
+    heads, gap = families(texts, [float(r["score"]) for r in run.designs])
+    members = [int((gap[:, heads].argmin(1) == k).sum()) for k in range(len(heads))]
+    drawn = [k + 1 for k in range(len(heads)) if members[k] > 1]
+    assert found.modes == len(heads) > 6
+    assert [p.title for p in found.logos[1:]] == [f"Mode {k}" for k in drawn]
+    for k in set(range(1, len(heads) + 1)) - set(drawn):
+        assert f"{texts[heads[k - 1]]} (mode {k})" in found.note
+    assert f"There are {len(heads)} among the 40 designs. " in page([run])
+
+
+def test_more_modes_than_are_drawn_are_counted(make_run, monkeypatch):
+    monkeypatch.setattr(designs, "FAMILIES", 2)
+    found = read_designs(RunFiles.read(make_run(designs=40)))
+    assert len(found.logos) == 3
+    assert re.match(r"Logos of the 2 best of the \d+ modes with more than one design\.", found.note)
+
+
+def test_a_run_that_was_taken_up_again_says_from_when_its_law_and_designs_are(make_run):
+    path = make_run()
+    assert 'class="note behind"' not in page([RunFiles.read(path)])
+    config = json.loads((path / "config.json").read_text())
+    config["train"]["steps"] = 2000
+    (path / "config.json").write_text(json.dumps(config))
+    text = page([RunFiles.read(path)])
+    assert text.count("As it was at step 1\u2009000, where the run had ended before") == 2  # the law, the designs
 
 
 def test_strings_of_different_lengths_have_a_table_and_a_reason(make_run):

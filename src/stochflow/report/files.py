@@ -61,6 +61,12 @@ class RunFiles:
         return bool(self.summary) and self.summary.get("step", 0) >= self.config.train.steps
 
     @property
+    def behind(self) -> int | None:
+        """The step at which designs and law were written, where the run has been taken up again since; they are rewritten at its end."""
+        step = self.summary.get("step")
+        return step if isinstance(step, int) and not self.done else None
+
+    @property
     def seeds(self) -> list[int]:
         return [self.config.train.seed + i for i in range(self.config.train.seeds)]
 

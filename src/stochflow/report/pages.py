@@ -54,6 +54,7 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
         "curves": [owned(p, name) for p in curves(run)],
         "designs": designs,
         "logos": [owned(p, name) for p in designs.logos] if designs else [],
+        "behind": _behind(run),
         "command": run.command(),
         "settings": _settings(run),
         "environment": _environment(run),
@@ -90,6 +91,12 @@ def _state(run: RunFiles) -> str:
         seconds = run.summary.get("seconds")
         return f"{number(total)} steps" + ("" if seconds is None else f" in {_duration(seconds)}")
     return f"step {number(run.step)} of {number(total)}"
+
+
+def _behind(run: RunFiles) -> str:
+    if run.behind is None:
+        return ""
+    return f"As it was at step {number(run.behind)}, where the run had ended before; written anew when it ends again."
 
 
 def _duration(seconds: float) -> str:

@@ -85,6 +85,7 @@ PAGE = """{% from "figure" import figure %}
 
 {% if run.law %}
 <h2>The learned law</h2>
+{% if run.behind %}<p class="note behind">{{ run.behind }}</p>{% endif %}
 <div class="panels">
 {% for panel in run.law %}{{ figure(panel) }}{% endfor %}
 </div>
@@ -100,6 +101,7 @@ PAGE = """{% from "figure" import figure %}
 
 {% if run.designs %}
 <h2>Best designs</h2>
+{% if run.behind %}<p class="note behind">{{ run.behind }}</p>{% endif %}
 {% if run.logos %}
 <div class="panels">
 {% for panel in run.logos %}{{ figure(panel) }}{% endfor %}
@@ -157,7 +159,7 @@ COMPARE = """{% from "figure" import figure %}
 {% for words in warnings %}<p class="ill">{{ words }}</p>{% endfor %}
 <h2>Verdict</h2>
 {% for words in sentences %}<p class="verdict">{{ words }}</p>{% endfor %}
-<p class="note">Paired by seed: each seed of a run is held against the same seed of {{ arms[0].label }}. Intervals are {{ level }} intervals of the mean difference: the wider of the bootstrap's and Student's.</p>
+<p class="note">Paired by seed: each seed of a run is held against the same seed of {{ arms[0].label }}. Intervals are {{ level }} intervals of the mean difference: the wider of the bootstrap's and Student's. {{ caution }}</p>
 {% if panels %}
 <h2>At a glance</h2>
 <div class="panels">
