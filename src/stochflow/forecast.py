@@ -23,7 +23,7 @@ from stochflow.envs.series import FAR, LOCATIONS, Bins, Cut, Series, Track, Wind
 from stochflow.errors import UserError, did_you_mean
 from stochflow.forecast_config import FLAGS, Forecast
 from stochflow.forecast_frame import ID, SHIPPED, STAMP, VALUE, need_pandas, read, read_csv, shipped
-from stochflow.forecast_train import Fitted, fit, split
+from stochflow.forecast_train import Fitted, Look, Watch, fit, split
 from stochflow.objectives import Form
 from stochflow.rollout import rollout
 
@@ -46,14 +46,15 @@ class Forecaster:
     """`Forecaster(horizon=12, freq="MS")`; the settings are the flags of `stochflow forecast`.
 
     `form` = objectives.REALISED trains as if orders were always carried out, the baseline under actuator noise.
+    `watch` is called with a `Look` as training goes on.
     """
 
-    def __init__(self, settings: Forecast | None = None, /, form: Form = objectives.MARGINAL, **changes: Any):
+    def __init__(self, settings: Forecast | None = None, /, form: Form = objectives.MARGINAL, watch: Watch | None = None, **changes: Any):
         for word in changes:
             if word not in FLAGS:
                 raise UserError(f"there is no setting {word!r}{did_you_mean(word, FLAGS)}: it takes {', '.join(FLAGS)}")
         self.settings = dataclasses.replace(settings or Forecast(), **changes).check()
-        self.form = form
+        self.form, self.watch = form, watch or (lambda look: None)
         self.device = _device(self.settings.device)
         self.fitted: Fitted | None = None
 
@@ -84,7 +85,7 @@ class Forecaster:
         limit = 1.1 * float(known.abs().flatten().quantile(OVERFLOW)) if known.numel() < 2**24 else 4.0
         env = self._env(windows, Bins(s.bins, min(max(limit, 1e-3), FAR)))
         log.info("training on %d windows of %d series, %d windows validating", len(train), len(tracks), len(valid))
-        self.fitted = fit(env, s, train, valid, self.device, self.form, whole)
+        self.fitted = fit(env, s, train, valid, self.device, self.form, whole, self.watch)
         log.info("trained for %d iterations, temperature %g", self.fitted.steps, self.fitted.temperature)
         return self
 
@@ -196,7 +197,11 @@ class Forecaster:
                     f"back-test learns from, but needs {need}: forecast it by itself, or give up the back-test with --origins 0"
                 )
         log.info("back-test: %d origins, learning from what came up to %s", count, begin)
-        earlier = Forecaster(s, self.form).fit(frame, until=begin)
+
+        def watch(look: Look) -> None:
+            self.watch(look._replace(stage=f"back-test from {begin} on: {look.stage}"))
+
+        earlier = Forecaster(s, self.form, watch).fit(frame, until=begin)
         drawn = earlier.draw(read(frame, s.freq, s.gaps, s.season, schema=earlier.schema)[1], ends)
         names = [t.name for t, at in zip(tracks, ends, strict=True) for _ in at]
         later = [when[e : e + s.horizon] for when, at in zip(stamps, ends, strict=True) for e in at]
@@ -323,10 +328,12 @@ class Forecasted(NamedTuple):
     files: list[Path]
 
 
-def forecast_command(settings: Forecast, data: str | Path | None = None, out: str | Path = "forecast") -> Forecasted:
+def forecast_command(
+    settings: Forecast, data: str | Path | None = None, out: str | Path = "forecast", watch: Watch | None = None
+) -> Forecasted:
     """Read, back-test over rolling origins, train on everything, forecast, and write the folder: all of it or nothing.
 
-    `data` is a CSV file, the name of a shipped series, or None for the monthly CO2 at Mauna Loa.
+    `data` is a CSV file, the name of a shipped series, or None for the monthly CO2 at Mauna Loa. `watch` is called as training goes on.
     """
     settings.check()
     target = Path(out)
@@ -335,7 +342,7 @@ def forecast_command(settings: Forecast, data: str | Path | None = None, out: st
     if settings.origins:
         report.need_metrics()
     with report.whole_folder(target) as folder:  # refuses a folder in use before anything is trained
-        forecaster = Forecaster(settings)
+        forecaster = Forecaster(settings, watch=watch)
         metrics: dict[str, Any] = {}
         if settings.origins:
             tested = forecaster.backtest(frame)

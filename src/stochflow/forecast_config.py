@@ -36,8 +36,8 @@ class Forecast:
     """what forecasts are centred on; auto: whatever came closest in the training windows"""
     gaps: Literal["error", "allow"] = "error"
     """allow: missing values and irregular stamps are masked and told to the network instead of refused"""
-    bins: int = 64
-    """bins of a value, the two open ones included"""
+    bins: int = 65
+    """bins of a value, the two open ones included; an odd number puts the middle of a bin where forecasts are centred, so that ties fall inside"""
     noise: Literal["none", "slip", "neighbour"] = "none"
     """how an actuator misses: to any bin, or to the next one"""
     stick: float = 0.0
@@ -52,9 +52,9 @@ class Forecast:
     """prediction intervals, in percent"""
     samples: int = 1000
     """futures drawn a series"""
-    steps: int = 1500
+    steps: int = 500
     """most training iterations; fewer where the validation windows ask for it"""
-    batch: int = 64
+    batch: int = 32
     """windows an iteration"""
     lr: float = 2e-3
     """learning rate"""
@@ -62,7 +62,7 @@ class Forecast:
     """width of the policy's trunk"""
     seed: int = 0
     """the same seed gives the same forecasts"""
-    seeds: int = 2
+    seeds: int = 5
     """networks trained at once; the samples come from all of them in turn"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one"""

@@ -7,7 +7,7 @@ mix       (1 - w) * the first + w * the second; its fixed point is in docs/forec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -190,6 +190,19 @@ class Fitted(NamedTuple):
     validation: list[list[float]]  # a row a look: the criterion of each seed (lower is better)
 
 
+class Look(NamedTuple):
+    """How far training is, for whoever wants to tell."""
+
+    stage: str  # what is being done, in words
+    step: int  # iterations done; 0 when a stage begins, `steps` when it ends
+    steps: int  # of this stage: the most there will be, until it ends
+    loss: float | None  # of the last iteration, mean over the seeds
+    validation: float | None  # the criterion on windows that were held out, where there are any
+
+
+Watch = Callable[[Look], None]
+
+
 def make_channel(settings: Forecast) -> Channel:
     return {"none": Exact(), "slip": Slip(settings.stick), "neighbour": Neighbour(settings.stick)}[settings.noise]
 
@@ -267,11 +280,12 @@ def fit(
     device: torch.device,
     form: Form = objectives.MARGINAL,
     whole: bool = False,
+    watch: Watch = lambda look: None,
 ) -> Fitted:
     """Train; with validation windows, find on them how long, and where windows are few train that long on all of them.
 
     `whole`: they are whole series, which must be trained on in the end however many windows there are.
-    The random stream outside is left as it was.
+    `watch` is told how far it is. The random stream outside is left as it was.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -279,7 +293,7 @@ def fit(
         looks: list[list[float]] = []
         temperature = 1.0
         if valid is not None and len(valid):
-            trainer, steps, looks = _validated(env, settings, train, valid, device, form)
+            trainer, steps, looks = _validated(env, settings, train, valid, device, form, watch)
             if settings.mode in ("nll", "mix"):
                 temperature = _best_temperature(trainer, settings, valid.to(device), form)
             if len(train) >= FEW and not whole:
@@ -287,7 +301,9 @@ def fit(
                 return Fitted(trainer.task, trainer.policy, trainer.dynamics, steps, temperature, looks)
             train = torch.cat([train, valid])
         trainer = _start(env, settings, train, device, form)
-        trainer.train(steps)
+        stage = f"training on {len(train)} windows"
+        watch(Look(stage, 0, steps, None, None))
+        trainer.train(steps, CHECK_EVERY, lambda t: watch(Look(stage, t.steps_done, steps, _loss(t), None)))
         trainer.policy_flat.swap()  # the averaged weights stay in place: forecasts are made with them
         temper(trainer.policy, temperature)
     return Fitted(trainer.task, trainer.policy, trainer.dynamics, steps, temperature, looks)
@@ -300,14 +316,20 @@ def _start(env: Series, settings: Forecast, rows: Tensor, device: torch.device, 
     return make_trainer(task, policy, settings, rows.to(device), form)
 
 
+def _loss(trainer: Trainer) -> float:
+    return float(trainer.stats["loss"].mean())
+
+
 def _validated(
-    env: Series, settings: Forecast, train: Tensor, valid: Tensor, device: torch.device, form: Form
+    env: Series, settings: Forecast, train: Tensor, valid: Tensor, device: torch.device, form: Form, watch: Watch
 ) -> tuple[Trainer, int, list[list[float]]]:
     """Train until the validation criterion, averaged over the seeds, no longer falls; the best weights are left in place."""
     trainer = _start(env, settings, train, device, form)
     looks: list[list[float]] = []
     best, at, weights = float("inf"), 0, trainer.policy_flat.average.clone()
     rows = valid.to(device)
+    stage = f"finding out how long to train, on {len(train)} windows and {len(valid)} that validate"
+    watch(Look(stage, 0, settings.steps, None, None))
     while trainer.steps_done < settings.steps and trainer.steps_done - at < PATIENCE * CHECK_EVERY:
         trainer.train(min(trainer.steps_done + CHECK_EVERY, settings.steps))
         with trainer.averaged():
@@ -316,6 +338,8 @@ def _validated(
         if float(found.mean()) < best:
             best, at = float(found.mean()), trainer.steps_done
             weights.copy_(trainer.policy_flat.average)
+        over = trainer.steps_done >= settings.steps or trainer.steps_done - at >= PATIENCE * CHECK_EVERY
+        watch(Look(stage, trainer.steps_done, trainer.steps_done if over else settings.steps, _loss(trainer), float(found.mean())))
     with torch.no_grad():
         trainer.policy_flat.values.copy_(weights)
     return trainer, at, looks
