@@ -70,10 +70,21 @@ def trunks(found: dict[str, Any]) -> str:
 
 def decoding(found: dict[str, Any]) -> str:
     rows = []
-    for length, row in found["lengths"].items():
-        times = [f"{1000 * row[k + '_seconds']:.1f} ms" for k in ("cache", "repeat", "pad")]
-        rows.append([length, *times, f"{row['ratio']:.1f}", f"{row['ratio_pad']:.1f}", f"{row['positions_ratio']:.1f}"])
-    head = ["length", "with cache", "prefix again", "padded string again", "ratio", "ratio, padded", "ratio of positions"]
+    for r in found["cases"]:
+        net = re.sub(r"[A-Za-z]+\(width=(\d+), heads=(\d+), layers=(\d+)\)", r"\1 wide, \3 layers", r["net"])
+        times = [f"{1000 * r[k + '_seconds']:,.1f} ms" for k in ("cache", "repeat")]
+        shares = " / ".join(f"{100 * r['shares'][k]:.0f}" for k in ("weights", "attention", "rest")) if r["shares"] else "not measured"
+        rows.append([net, f"{r['batch']:,}", str(r["length"]), *times, f"**{r['ratio']:.1f}**", f"{r['operations_ratio']:.1f}", shares])
+    head = [
+        "net",
+        "batch",
+        "length",
+        "with cache",
+        "prefix again",
+        "factor",
+        "factor in operations",
+        "% of the cached time in weights / attention / rest",
+    ]
     return lines(head, rows) + "\n\n" + measured(found)
 
 
@@ -81,12 +92,12 @@ def memory(found: dict[str, Any]) -> str:
     rows = []
     for name, net in found["nets"].items():
         for length, row in net["lengths"].items():
-            peak = [f"{row['peak_kb']:,.0f} kB"] if "peak_kb" in row else []
+            peak = [f"{row['peak_kb']:,.0f} kB", f"{row['peak_kb'] / int(length):.1f} kB"] if "peak_kb" in row else []
             rows.append(
                 [name, length, f"{row['autograd_kb']:,.0f} kB", f"{row['trajectory_kb']:.1f} kB", f"{row['replay_kb']:.2f} kB", *peak]
             )
     head = ["trunk", "length", "kept for the gradient", "trajectory", "in replay"]
-    head += ["peak of an iteration"] if len(rows[0]) > len(head) else []
+    head += ["peak of an iteration", "peak a letter"] if len(rows[0]) > len(head) else []
     return lines(head, rows) + "\n\n" + measured(found)
 
 

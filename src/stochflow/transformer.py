@@ -66,11 +66,10 @@ class Block(nn.Module):
         self.wide = Linear(width, 4 * width, gens, gain=2**0.5)
         self.narrow = Linear(4 * width, width, gens, gain=quiet)
 
-    def split(self, x: Tensor, positions: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of [S, N * P, width], each [S * N, heads, P, width / heads]."""
-        qkv = self.queries_keys_values(self.norm(x)).view(-1, positions, 3, self.heads, x.shape[-1] // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        return query, key, value
+    def split(self, x: Tensor, positions: int) -> Tensor:
+        """Queries, keys and values of [S, N * P, width] by one product, [3, S * N, heads, P, width / heads]."""
+        made = self.queries_keys_values(self.norm(x)).view(-1, positions, 3, self.heads, x.shape[-1] // self.heads)
+        return made.permute(2, 0, 3, 1, 4)
 
     def finish(self, x: Tensor, heads: Tensor) -> Tensor:
         """Join the heads [S * N, heads, P, ...] to the stream [S, N * P, width] and feed forward."""
@@ -104,10 +103,10 @@ class Stack(nn.Module):
 
 
 class Cache(NamedTuple):
-    """What a rollout keeps. Keys and values are written in place: a cache serves one rollout and cannot branch."""
+    """What a rollout keeps, laid out once for all its positions: nothing grows, nothing is copied again, and a whole rollout can be
+    recorded. Keys and values are written in place: a cache serves one rollout and cannot branch."""
 
-    keys: tuple[Tensor, ...]  # a layer: [S * B, heads, P, width / heads]
-    values: tuple[Tensor, ...]
+    seen: tuple[Tensor, ...]  # a layer: keys, then values, [2, S * B, heads, P, width / heads]
     hidden: Tensor  # [S, B, width] of the present state
 
 
@@ -134,6 +133,7 @@ class _TransformerTrunk(Trunk):
         return hidden.gather(2, at[..., None, None].expand(*at.shape, 1, self.width)).squeeze(2)
 
     def along(self, traj: Trajectories, context: Tensor | None) -> Tensor:
+        self._check(traj.states[-1], context)
         text = traj.states[-1][..., self.columns]  # [S, B, L]
         hidden = self._read(text, context).permute(2, 0, 1, 3)  # [P, S, B, width]; time t has t letters
         if self.fixed:
@@ -153,32 +153,29 @@ class _TransformerTrunk(Trunk):
     def begin(self, state: Tensor, context: Tensor | None) -> tuple[Tensor, Any]:
         self._check(state, context)
         seeds, batch = state.shape[:2]
-        shape = (seeds * batch, self.stack.heads, self.length + 1, self.width // self.stack.heads)
-
-        def empty() -> tuple[Tensor, ...]:
-            return tuple(torch.zeros(shape, device=state.device, dtype=self.place.weight.dtype) for _ in self.stack.blocks)
-
-        cache = Cache(empty(), empty(), torch.zeros(()))
+        shape = (2, seeds * batch, self.stack.heads, self.length + 1, self.width // self.stack.heads)
+        weight = self.place.weight
+        seen = tuple(torch.empty(shape, device=state.device, dtype=weight.dtype) for _ in self.stack.blocks)  # read only where written
         start = torch.full((seeds, batch), self.tokens + 1, device=state.device)
-        x = self.embed(start) + self.place.weight[:, :1]
-        hidden = self._next(x if self.context is None else x + self.context(context), cache, 0)
-        return hidden, Cache(cache.keys, cache.values, hidden)
+        x = self.embed(start) + weight[:, :1]
+        hidden = self._next(x if self.context is None else x + self.context(context), seen, 0)
+        return hidden, Cache(seen, hidden)
 
     def advance(self, cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[Tensor, Any]:
         letter = state[..., self.columns][..., t]  # padding where the string has ended
         x = self.embed(letter) + self.place.weight[:, t + 1 : t + 2]
-        fresh = self._next(x, cache, t + 1)
+        fresh = self._next(x, cache.seen, t + 1)
         hidden = fresh if self.fixed else torch.where((letter != self.tokens).unsqueeze(-1), fresh, cache.hidden)
-        return hidden, Cache(cache.keys, cache.values, hidden)
+        return hidden, Cache(cache.seen, hidden)
 
-    def _next(self, x: Tensor, cache: Cache, position: int) -> Tensor:
-        """The hidden vector [S, B, width] of one new position; its keys and values join the cache."""
+    def _next(self, x: Tensor, seen: tuple[Tensor, ...], position: int) -> Tensor:
+        """The hidden vector [S, B, width] of one new position; its keys and values join those seen."""
         blocks: Any = self.stack.blocks
-        for block, keys, values in zip(blocks, cache.keys, cache.values, strict=True):
-            query, key, value = block.split(x, 1)
-            keys[:, :, position : position + 1] = key
-            values[:, :, position : position + 1] = value
-            x = block.finish(x, _attend(query, keys[:, :, : position + 1], values[:, :, : position + 1]))
+        for block, kept in zip(blocks, seen, strict=True):
+            fresh = block.split(x, 1)  # [3, S * B, heads, 1, width / heads]
+            kept[..., position : position + 1, :] = fresh[1:]
+            keys, values = kept[..., : position + 1, :]
+            x = block.finish(x, _attend(fresh[0], keys, values))
         return self.stack.last(x)
 
     # the door -------------------------------------------------------------------------------------------------------
@@ -206,7 +203,9 @@ class _TransformerTrunk(Trunk):
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """One new position [n, heads, 1, ...] looks at all it knows of; in parts, as in `Block.forward`."""
+    """One new position [n, heads, 1, ...] looks at all it knows of."""
+    if not query.is_cuda:  # two plain products: the fused kernel of the CPU is made for many queries, and slower for one
+        return torch.matmul(torch.matmul(query * query.shape[-1] ** -0.5, keys.transpose(-1, -2)).softmax(-1), values)
     parts = zip(query.split(ROWS), keys.split(ROWS), values.split(ROWS), strict=True)
     seen = [scaled_dot_product_attention(q, k, v) for q, k, v in parts]
     return seen[0] if len(seen) == 1 else torch.cat(seen)

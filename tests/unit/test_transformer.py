@@ -89,19 +89,35 @@ def test_parameters_are_counted_a_seed():
 # errors ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_longer_sequence_is_named():
+def ways(policy: Policy, state: torch.Tensor, context: torch.Tensor | None = None):
+    """Every door of the trunk: any states, the beginning of a rollout, a whole batch."""
+    empty = torch.zeros(policy.env.horizon, *state.shape[:2], dtype=torch.long)
+    traj = Trajectories(state.expand(policy.env.horizon + 1, -1, -1, -1), empty, empty, empty.bool(), state[..., 0], state[..., 0])
+    return {
+        "forward": lambda: policy(state, context),
+        "begin": lambda: policy.begin(state, context),
+        "along": lambda: policy.along(traj, context),
+    }
+
+
+DOORS = ("forward", "begin", "along")
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_longer_sequence_is_named(door):
     policy = Policy(ENV, Transformer(16, 2, 1))
     with pytest.raises(UserError, match=r"9 columns.*at most 7 letters.*of the length you need"):
-        policy(torch.zeros(1, 2, 9, dtype=torch.long))
+        ways(policy, torch.zeros(1, 2, 9, dtype=torch.long))[door]()
 
 
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("token", [5, -1])
-def test_an_unknown_token_is_named(token):
+def test_an_unknown_token_is_named(token, door):
     policy = Policy(ENV, Transformer(16, 2, 1))
     state = torch.zeros(1, 2, 7, dtype=torch.long)
     state[0, 1, 3] = token
     with pytest.raises(UserError, match=rf"the token {token}, but letters are 0 to 3.*env.encode"):
-        policy(state)
+        ways(policy, state)[door]()
 
 
 def test_an_unknown_letter_is_named_where_text_becomes_tokens():
@@ -109,11 +125,12 @@ def test_an_unknown_letter_is_named_where_text_becomes_tokens():
         ENV.encode(["ACXTACG"])
 
 
-def test_a_context_of_the_wrong_width_is_named():
+@pytest.mark.parametrize("door", DOORS)
+def test_a_context_of_the_wrong_width_is_named(door):
     env = Conditioned(Strings("ACGT", 5), torch.zeros(2, 3))
     policy = Policy(env, Transformer(16, 2, 1))
     with pytest.raises(UserError, match=r"context is 3 wide, but this transformer was built for a width of 64.*policy\.context"):
-        policy(torch.zeros(1, 2, 6, dtype=torch.long), torch.zeros(1, 2, 3))
+        ways(policy, torch.zeros(1, 2, 6, dtype=torch.long), torch.zeros(1, 2, 3))[door]()
 
 
 def test_heads_must_share_the_width():
