@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stochflow.envs import Strings
+from stochflow.envs import Conditioned, Grid, Strings
 from stochflow.envs.strings import BYTES, DNA, PROTEIN, RNA
 from stochflow.errors import UserError
 
@@ -87,3 +87,21 @@ def test_impossible_strings_are_refused(arguments, words):
     with pytest.raises(UserError) as error:
         Strings(*arguments)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("min_length", [None, 1])
+def test_a_condition_leaves_the_text_as_it_is(min_length):
+    strings = Strings("ACGT", 4, min_length)
+    env = Conditioned(strings, torch.tensor([[0.1], [0.9]]))
+    texts = ["ACGT", "TTGA"] if min_length is None else ["A", "TTGA"]
+    states = torch.cat([torch.tensor([[1], [0]]), strings.encode(texts)], 1)
+    assert env.decode(states) == texts
+    assert env.decode(states.view(2, 1, 5)) == texts
+
+
+@pytest.mark.parametrize("inner", [Grid(2, 3), Strings(BYTES[:9], 3)], ids=["grid", "bins"])
+def test_what_has_no_letters_has_no_text_under_a_condition(inner):
+    env = Conditioned(inner, torch.tensor([[0.1], [0.9]]))
+    assert not hasattr(env, "decode")
+    with pytest.raises(AttributeError, match="builds nothing that can be read as text"):
+        env.decode(env.initial((2,)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stochflow.buffer import Buffer
 from stochflow.channels import Slip
 from stochflow.check import check_channel, check_env
 from stochflow.dynamics import Known, Neural, Tabular, remembered
@@ -132,6 +133,51 @@ def test_seed_rows_of_the_dynamics_are_single_runs():
         alone = ThoughtDynamics(task.env, (seed,), Attention(8, 2, 1))
         mine = type(traj)(*[x[:, i : i + 1] if x.dim() > 2 else x[i : i + 1] for x in traj])
         torch.testing.assert_close(alone.loss(mine)[0], both.loss(traj)[i])
+
+
+@pytest.mark.parametrize("world", ["fixed", "variable", "thought_state"])
+@pytest.mark.parametrize("reader", READERS)
+@torch.no_grad()
+def test_replay_keeps_whole_histories(reader, world):
+    """Actions and moves of whole trajectories are kept, so what a reader of histories loses on replay is what it lost on the day."""
+    task = task_of(3) if world != "variable" else Task(Strings("ABC", 4, 1), Fatigue(0.3, 0.3), lambda s: s[..., 0], Linear())
+    dynamics = sharp(ThoughtDynamics(task.env, (0, 1), READERS[reader]))
+    if world == "thought_state":
+        task = augment(task)
+        dynamics = Augmented(task.env, dynamics)
+    traj = rollout(task, Policy(task.env, MLP(8, 1), seeds=(0, 1)), 40)
+    buffer = Buffer(task.env, 40, seeds=2)
+    buffer.add(traj)
+    again = buffer.rebuild(torch.arange(40).expand(2, 40))
+    torch.testing.assert_close(dynamics.loss(again), dynamics.loss(traj), atol=0, rtol=0)
+    assert float(dynamics.loss(traj).min()) > 0.5
+
+
+@pytest.mark.slow
+def test_a_reader_of_thoughts_learns_from_replay():
+    """A kernel of histories does not depend on who acted: old trajectories teach it as fresh ones do."""
+    task = task_of(3)
+    seeds = (0, 1)
+    policy = Policy(task.env, MLP(16, 1), seeds=seeds)
+    dynamics = ThoughtDynamics(task.env, seeds, Flat(32, 1))
+    buffer = Buffer(task.env, 5000, seeds=2)
+    trainer = Trainer(
+        task,
+        policy,
+        dynamics,
+        TrajectoryBalance(),
+        OnPolicy(task, policy, 64),
+        lr=2e-3,
+        dynamics_lr=3e-3,
+        dynamics_buffer=buffer,
+        dynamics_rounds=2,
+        dynamics_sample_size=128,
+    )
+    trainer.train(500)
+    with trainer.averaged():
+        fit = dynamics_report(task.env, dynamics, task.channel, rollout(task, policy, 4000))
+    assert float(fit.kernel_tv.max()) < 0.03
+    assert bool((fit.nll - fit.nll_true).abs().max() < 0.01)
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,15 @@ class Conditioned(Enumerable):
 
     def features(self, state: Tensor) -> Tensor:
         return self.inner.features(state[..., 1:])
+
+    @property
+    def decode(self) -> Callable[[Tensor], list[str]]:
+        """States to the texts of what they build, the condition left out; there is none (as for `hasattr`) where the inner has no
+        readable letters: a grid has no letters, and the bins of a series are numbers."""
+        if not hasattr(self.inner, "decode") or not getattr(self.inner, "alphabet", "a").isprintable():
+            raise AttributeError(f"{self.inner!r} builds nothing that can be read as text")
+        read = self.inner.decode
+        return lambda state: read(state[..., 1:])
 
     def _listed(self) -> Enumerable:
         if not isinstance(self.inner, Enumerable):
