@@ -1,10 +1,10 @@
 """Milliseconds an iteration: tasks x batches x seeds, captured and eager, with the operators behind them.
 
-    PYTHONPATH=src python benchmarks/speed.py --device cuda --out benchmarks/results/speed_gpu.json
-    PYTHONPATH=src python benchmarks/speed.py --device cpu --out benchmarks/results/speed_cpu.json
+    PYTHONPATH=src python benchmarks/speed.py --device cuda --out benchmarks/results/speed_own_gpu.json
+    PYTHONPATH=src python benchmarks/speed.py --device cpu --out benchmarks/results/speed_own_cpu.json
 
 The network is a 256 x 2 MLP and the objective trajectory balance throughout; evaluation is off. A figure is the median of five
-windows after warm-up; ratios are taken within one run, because machines are noisy.
+windows after warm-up; ratios are taken within one run, because machines are noisy. benchmarks/peers compares with other libraries.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "grid 2-D side 8": {"task": "grid", "ndim": 2, "side": 8},
     "grid 4-D side 20": {"task": "grid", "ndim": 4, "side": 20},
     "tfbind8, stick 0.25, neural dynamics": {"task": "tfbind8", "stick": 0.25},
+    "bit sequences, 120 bits in words of 8": {"task": "bits", "length": 120, "bits": 8},
 }
 WINDOWS = 5
 

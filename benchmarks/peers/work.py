@@ -68,15 +68,16 @@ class Runner(Protocol):
 class Space:
     """All states of a listed world, where each move leads and what is wanted: enough for the exact law of any policy.
 
-    `child` [N, M] is -1 where a move is illegal; `stop` is the number of the STOP move or -1; `level` [N] is the longest way to a state.
+    `child` [N, M] is -1 where a move is illegal; `stop` is the number of the STOP move or -1; `level` [N] is the longest way to a
+    state; `log_reward` [N] is -inf where no object ends.
     """
 
     def __init__(self, states: np.ndarray, child: np.ndarray, level: np.ndarray, log_reward: np.ndarray, stop: int):
         self.states, self.child, self.level, self.log_reward, self.stop = states, child, level, log_reward, int(stop)
         self.legal = child >= 0
         self.complete = ~self.legal.any(1)
-        if self.stop >= 0:
-            self.legal[~self.complete, self.stop] = True
+        if self.stop >= 0:  # wherever an object may end
+            self.legal[~self.complete & np.isfinite(log_reward), self.stop] = True
         order = np.argsort(level, kind="stable")
         self.levels = np.split(order, np.flatnonzero(np.diff(level[order])) + 1)
         ends = np.isfinite(log_reward)
