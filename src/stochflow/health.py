@@ -215,7 +215,7 @@ def dynamics_not_learned(log: _Log) -> Finding | None:
 
 
 def gradient_explosion(log: _Log) -> Finding | None:
-    """Not finite; or, once log Z has had time to arrive, beyond the clip for most lines or far beyond the usual size."""
+    """Not finite; or, once log Z has had time to arrive, beyond the clip for most lines while nothing is learned, or far beyond the usual size."""
     means = "Steps of this size throw away what was learned; Adam's averages remember them for long."
     remedy = "a smaller --lr (a tenth), a smaller --clip, or a smaller reward exponent"
     broken = [r["step"] for r in log.rows[-5:] if "finite" in r and not (_number(r["finite"]) and r["finite"] >= 1.0)]
@@ -224,10 +224,12 @@ def gradient_explosion(log: _Log) -> Finding | None:
     clip = log.train.get("clip")
     norms = [r["grad_norm"] for r in log.rows if r["step"] > WARM_UP and _number(r.get("grad_norm"))]
     recent = norms[-5:]
-    if len(recent) < 3 or not _number(clip):
+    if len(recent) < 5 or not _number(clip):
         return None
     beyond = sum(n > clip for n in recent)
-    if beyond > len(recent) / 2:
+    losses = log.last("loss", 6)
+    falling = len(losses) == 6 and _median(losses[3:]) < STALLED * _median(losses[:3])
+    if beyond > len(recent) / 2 and not falling:  # what is clipped and yet learns is only slowed down
         saw = f"the gradient's norm is above --clip {clip:g} in {beyond} of the last {len(recent)} lines (the largest is {max(recent):.3g})"
         return log.find("gradient_explosion", "serious", saw, means, remedy)
     usual = _median(norms)

@@ -137,10 +137,11 @@ class Yardstick:
         log_w = self._log_weights(policy, traj)
         terms = evaluate(self.task, policy, Known(self.task.env, self.task.channel), traj, None, frozenset({"entropy"}))
         band = entropy_band(terms.entropy, terms.choices, traj.alive)
+        log_z, share = by_condition(log_w, traj.states[0, ..., 0] if self.task.env.contexts is not None else torch.zeros_like(log_w).long())
         return {
             "elbo": metrics.elbo(log_w),
-            "log_z_estimate": metrics.log_z_estimate(log_w),
-            "ess": (2 * log_w.logsumexp(-1) - (2 * log_w).logsumexp(-1)).exp() / log_w.shape[-1],  # effective share of the sample
+            "log_z_estimate": log_z,
+            "ess": share,
             "sample_score": traj.score.double().mean(1),
             "top_score": metrics.top_k_mean(traj.score),
             "diversity": metrics.diversity(traj.states[-1]),
@@ -181,6 +182,25 @@ class Yardstick:
         each["modes"] = torch.stack(hit).double()
         each["expected_modes"] = expected_modes(law, self.modes, SAMPLES)
         return each, {"modes_all": len(self.modes)}
+
+
+def by_condition(log_w: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    """log Z as the weights [S, B] estimate it, and the effective share of the sample; [S], [S].
+
+    Every condition (`row` [S, B]) has a Z of its own, and a mean of all weights would be that of the largest: each is estimated from its
+    own samples, and what is told is their mean over the samples, as the mean log-weight (ELBO) and the learned log Z are.
+    """
+    found = []
+    for weights, rows in zip(log_w.double(), row, strict=True):
+        _, place = rows.unique(return_inverse=True)
+        same = place.unsqueeze(0) == torch.arange(int(place.max()) + 1, device=place.device).unsqueeze(1)  # [conditions, B]
+        each = torch.where(same, weights, -math.inf)
+        count = same.sum(1)
+        total = each.logsumexp(1)
+        effective = (2 * total - (2 * each).logsumexp(1)).exp()  # of each condition's samples
+        found.append(torch.stack([((total - count.log()) * count).sum(), effective.sum()]) / len(weights))
+    made = torch.stack(found)
+    return made[:, 0], made[:, 1]
 
 
 def scored(task: Task, traj: Trajectories) -> Trajectories:

@@ -72,8 +72,8 @@ def open_tracker(kind: str, folder: Path, config: dict[str, Any]) -> Tracker:
 
 
 def scalars(record: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a line; single seeds become `tv/seed_0`, ..."""
-    found = {k: float(v) for k, v in record.items() if _finite(v) and k != "step"}
+    """The numbers of a line; single seeds become `tv/seed_0`, ...; `time` is a word trackers keep for themselves, so it is `seconds`."""
+    found = {"seconds" if k == "time" else k: float(v) for k, v in record.items() if _finite(v) and k != "step"}
     for key, each in (record.get("seeds") or {}).items():
         found |= {f"{key}/seed_{i}": float(v) for i, v in enumerate(each) if _finite(v)}
     return found

@@ -51,7 +51,7 @@ def test_a_healthy_log_has_no_finding_at_any_moment(rows, config):
         ("policy_collapse", {"entropy": 0.01, "excess_tv": 0.5}),
         ("loss_at_floor", {"excess_tv": 0.2}),
         ("dynamics_not_learned", {"dynamics_nll": 0.8}),
-        ("gradient_explosion", {"grad_norm": 50.0}),
+        ("gradient_explosion", {"grad_norm": 50.0, "loss": 0.5}),
         ("gradient_explosion", {"finite": 0.0}),
         ("reward_saturation", {"mean_log_reward": 3 * math.log(1e-3) + 0.01}),
         ("reward_saturation", {"sample_score": 0.9, "top_score": 0.9}),
@@ -115,6 +115,13 @@ def test_one_seed_of_the_log_reads_as_if_it_had_been_alone(rows):
     assert by_seed([{"step": 1, "loss": 2.0}]) == [[{"step": 1, "loss": 2.0, "seeds": {}}]]
     assert by_seed([]) == [[]]
     assert all(r["seeds"] == {} for r in first)
+
+
+def test_a_gradient_that_is_clipped_while_the_loss_falls_is_no_explosion(rows, config):
+    """It only learns more slowly than it could; so begins the default run of `gc`."""
+    falling = [dict(r, loss=2.0**-i, seeds={k: v for k, v in r.get("seeds", {}).items() if k != "loss"}) for i, r in enumerate(rows)]
+    assert names(change(falling, grad_norm=50.0), config) == []
+    assert names(change(change(falling, grad_norm=50.0), loss=1.0), config) == ["gradient_explosion"]
 
 
 def test_nothing_but_an_explosion_is_judged_before_it_has_warmed_up(rows, config):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from stochflow import metrics
 from stochflow.exact import exact_law
-from stochflow.measure import Yardstick, scored
+from stochflow.measure import Yardstick, by_condition, scored
 from stochflow.nets import MLP, Lookup, Policy
 from stochflow.picture import BINS, POINTS, law_picture, save_picture
 from stochflow.rollout import rollout
@@ -78,3 +79,21 @@ def test_equal_scores_have_a_histogram_too():
     task = strings_task(lambda texts: [1.0] * len(texts), length=3)
     found = law_picture(*look(task, MLP(8, 1)))
     np.testing.assert_allclose(found["score_law"].max(1), 1, atol=1e-5)
+
+
+def test_each_condition_has_a_log_z_of_its_own():
+    """A perfect sampler's weights are the Z of their condition; a mean of all of them would be the largest one's."""
+    log_z = torch.tensor([1.0, 20.0, 5.0], dtype=torch.float64)
+    row = torch.tensor([[0, 0, 1, 2], [2, 2, 2, 2]])
+    found, share = by_condition(log_z[row], row)
+    assert found.tolist() == pytest.approx([(1 + 1 + 20 + 5) / 4, 5.0])
+    assert share.tolist() == pytest.approx([1.0, 1.0])
+    log_w = torch.randn(3, 500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found, share = by_condition(log_w, torch.zeros(3, 500, dtype=torch.long))
+    assert torch.allclose(found, metrics.log_z_estimate(log_w), atol=1e-12)
+    w = log_w.exp()
+    assert torch.allclose(share, w.sum(1) ** 2 / (w**2).sum(1) / 500, atol=1e-12)
+    row = torch.arange(500).expand(3, 500) % 4
+    found, _ = by_condition(log_w, row)
+    by_hand = torch.stack([torch.stack([w[s, row[s] == c].mean().log() for c in range(4)]).mean() for s in range(3)])
+    assert torch.allclose(found, by_hand, atol=1e-12)

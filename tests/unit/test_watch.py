@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
+import os
+import sqlite3
+import subprocess
 import sys
 import threading
 import types
@@ -172,3 +176,59 @@ def test_a_tracker_that_is_not_there_is_named_with_its_remedy(monkeypatch, tmp_p
     with pytest.raises(UserError, match="did you mean"):
         open_tracker("wandv", tmp_path, {})
     assert scalars({"step": 1, "floor_kind": "min-TV", "ok": True, "x": float("inf")}) == {}
+
+
+# for real, where they are installed: `pip install 'stochflow[track]'`
+
+
+FEW = "--side 4 --steps 30 --batch 8 --hidden 8 --layers 1 --log-every 10 --eval-every 10 --seeds 2 --device cpu --quiet".split()
+
+
+def tracked(kind, folder, **environment):
+    """A run that is sent to this tracker, in a process of its own; what it logged itself, and what was said."""
+    run = folder / "mine"
+    words = [sys.executable, "-m", "stochflow", "train", "grid", *FEW, "--track", kind, "--out", str(run)]
+    done = subprocess.run(words, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "the run goes on without it" not in said, said
+    assert "Reserved" not in said
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows] == [10, 20, 30]
+    return run, rows
+
+
+@pytest.mark.extra
+def test_tensorboard_reads_back_what_was_logged(tmp_path):
+    pytest.importorskip("tensorboard", reason="the tracker itself: pip install 'stochflow[track]'")
+    run, rows = tracked("tensorboard", tmp_path)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    seen = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    seen.Reload()
+    for key, of in (("tv", lambda r: r["tv"]), ("loss", lambda r: r["loss"]), ("tv/seed_1", lambda r: r["seeds"]["tv"][1])):
+        assert [(e.step, e.value) for e in seen.Scalars(key)] == [(r["step"], pytest.approx(of(r), rel=1e-6)) for r in rows]
+
+
+@pytest.mark.extra
+def test_trackio_reads_back_what_was_logged(tmp_path):
+    pytest.importorskip("trackio", reason="the tracker itself: pip install 'stochflow[track]'")
+    _, rows = tracked("trackio", tmp_path, TRACKIO_DIR=str(tmp_path / "store"))
+    (store,) = (tmp_path / "store").glob("*.db")
+    with contextlib.closing(sqlite3.connect(store)) as base:
+        lines = base.execute("select step, metrics from metrics where run_name = 'mine' order by step").fetchall()
+    assert [step for step, _ in lines] == [10, 20, 30]
+    for (_, text), row in zip(lines, rows, strict=True):
+        assert json.loads(text)["tv/seed_1"] == pytest.approx(row["seeds"]["tv"][1])
+        assert json.loads(text)["seconds"] == pytest.approx(row["time"])
+
+
+@pytest.mark.extra
+def test_wandb_offline_holds_what_was_logged(tmp_path):
+    pytest.importorskip("wandb", reason="the tracker itself: pip install 'stochflow[track]'")
+    run, rows = tracked("wandb", tmp_path, WANDB_MODE="offline")
+    (store,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
+    held = store.read_bytes()  # a log of records whose values are JSON texts
+    for row in rows:
+        assert json.dumps(row["loss"]).encode()[:12] in held
+    assert b"log_z_estimate/seed_1" in held
