@@ -10,6 +10,7 @@ windows after warm-up; ratios are taken within one run, because machines are noi
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from pathlib import Path
@@ -71,6 +72,8 @@ def measure(device: str, batches: list[int], seeds: list[int], budget: float) ->
     for name, settings in TASKS.items():
         for batch in batches:
             for many in seeds:
+                trainer = None  # its memory goes before the next one's peak is taken
+                gc.collect()
                 if cuda:
                     torch.cuda.reset_peak_memory_stats()
                 trainer = make(settings, batch, many, device, capture=True)

@@ -127,14 +127,16 @@ def memory(found: Found) -> str:
 
 
 def learns(found: Found) -> str:
-    head = ["task", "batch", *(f"{name}: parameters, iterations, loss" for name in LIBRARIES)]
+    head = ["task", "batch", *(f"{name}: parameters, iterations, mean length, loss" for name in LIBRARIES)]
     rows = []
     for r in found["speed"]:
         told = []
         for name in LIBRARIES:
             x = r.get(name, {})
             told.append(
-                f"{x['parameters']:,}, {x['iterations']:,}, {x['loss_first']:.3g} → {x['loss_last']:.3g}" if "loss_last" in x else "–"
+                f"{x['parameters']:,}, {x['iterations']:,}, {x['length']:.1f}, {x['loss_first']:.3g} → {x['loss_last']:.3g}"
+                if "loss_last" in x
+                else "–"
             )
         rows.append([TITLES[r["task"]], str(r["batch"]), *told])
     return lines(head, rows)

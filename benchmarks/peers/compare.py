@@ -161,7 +161,13 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if left < 15:
                 row[name] = {"error": "no time left in this run"}
                 continue
-            spec = {**common, **question, "limit": int(min(given.limit, left)), "chunk": chunk(given, question)}
+            spec = {
+                **common,
+                **question,
+                "limit": int(min(given.limit, left)),
+                "chunk": chunk(given, question),
+                "warm": warm(given, question),
+            }
             if name == "stochflow" and given.settings:
                 spec["settings"] = dict(given.settings)
             row[name] = made[name].ask(spec)
@@ -172,6 +178,7 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 in (
                     "ms",
                     "processor_ms",
+                    "length",
                     "loss_first",
                     "loss_last",
                     "memory",
@@ -201,6 +208,13 @@ def chunk(given: argparse.Namespace, question: dict[str, Any]) -> int:
     return 5 if question["batch"] <= 512 else 1
 
 
+def warm(given: argparse.Namespace, question: dict[str, Any]) -> int:
+    """Iterations before the clock starts: as many as the slowest of the three can be asked for."""
+    if given.warm is not None:
+        return int(given.warm)
+    return 300 if given.device == "cpu" and question["batch"] <= 16 else 20
+
+
 def pair(text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
     try:
@@ -218,6 +232,7 @@ def main() -> None:
     a.add_argument("--seeds", type=int, nargs="*", default=[], help="stacked seeds to time besides, stochflow alone")
     a.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=LIBRARIES)
     a.add_argument("--budget", type=float, default=2.0, help="seconds of measuring a figure")
+    a.add_argument("--warm", type=int, help="iterations before the clock starts (default 300 at batch 16 on the CPU, else 20)")
     a.add_argument("--most", type=float, default=30.0, help="seconds of training after which a TV counts as not reached; 0: not asked")
     a.add_argument("--tv-seeds", type=int, default=3, help="runs of which the median time to a TV is taken")
     a.add_argument("--limit", type=int, default=120, help="seconds after which one configuration is given up")

@@ -114,13 +114,13 @@ class Run:
             paths, _ = gfnx.utils.forward_rollout(draw, self.batch, act, values["net"], self.env, params)
             loss, slope = jax.value_and_grad(self._loss)(values, paths, params)
             change, adam = self.adam.update(slope, adam, values)
-            return (optax.apply_updates(values, change), adam, key), loss
+            return (optax.apply_updates(values, change), adam, key), (loss, (~paths.pad).sum(1).mean())
 
         return jax.lax.scan(once, state, None, length=self.chunk)
 
     def train(self, steps: int) -> list[float]:
         for _ in range(-(-steps // self.chunk)):
-            self.state, losses = self.many(self.state, self.params)
+            self.state, (losses, self.lengths) = self.many(self.state, self.params)
             self.steps += self.chunk
         return [float(x) for x in np.asarray(losses)]  # reading them waits for the device
 
@@ -143,6 +143,9 @@ class Run:
 
     def log_rewards(self, states: np.ndarray) -> np.ndarray:
         return np.asarray(self.env.reward_module.log_reward(self._states(states), self.params))
+
+    def length(self) -> float:
+        return float(self.lengths[-1])
 
     def memory(self) -> int:
         return jax.devices()[0].memory_stats()["peak_bytes_in_use"] if jax.default_backend() == "gpu" else resident()

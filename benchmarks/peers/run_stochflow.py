@@ -75,6 +75,9 @@ class Run:
         state, task = torch.from_numpy(states).to(self.made.device), self.made.task
         return task.reward(task.oracle(state), state, None).cpu().numpy() - self.offset
 
+    def length(self) -> float:
+        return float(self.trainer.stats["mean_length"].mean())
+
     def memory(self) -> int:
         return torch.cuda.max_memory_allocated() if self.cuda else resident()
 

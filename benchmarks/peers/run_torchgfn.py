@@ -107,6 +107,7 @@ class Run:
             loss.backward()
             self.adam.step()
         self.steps += steps
+        self.last = paths
         return [float(loss.detach())]  # reading it waits for the device
 
     @torch.no_grad()
@@ -122,6 +123,9 @@ class Run:
 
     def log_rewards(self, states: np.ndarray) -> np.ndarray:
         return self.env.log_reward(self.env.States(torch.from_numpy(states).to(self.device))).cpu().numpy()
+
+    def length(self) -> float:
+        return float(self.last.terminating_idx.float().mean()) - (0 if self.grid else 1)  # leaving a finished sequence is no decision
 
     def memory(self) -> int:
         return torch.cuda.max_memory_allocated() if self.device == "cuda" else resident()

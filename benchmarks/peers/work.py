@@ -60,6 +60,10 @@ class Runner(Protocol):
         """What the library itself pays for finished objects [N, D]."""
         ...
 
+    def length(self) -> float:
+        """Mean number of real decisions of the last batch: who skips finished trajectories is faster while they are short."""
+        ...
+
     def memory(self) -> int:
         """Peak bytes of the device."""
         ...
@@ -132,8 +136,10 @@ def speed(run: Runner, spec: dict[str, Any], begun: float) -> dict[str, Any]:
     """Median milliseconds an iteration over at least five windows that together take about `budget` seconds."""
     first = run.train(1)
     found: dict[str, Any] = {"first_s": round(time.perf_counter() - begun, 3)}
-    while len(first) < SAMPLE:  # warm-up besides: the second iteration is where a CUDA graph is recorded
+    while len(first) < SAMPLE:  # the second iteration is where a CUDA graph is recorded
         first += run.train(1)
+    # trajectories grow while a policy learns, and time with them: all are timed after the same number of iterations
+    run.train(max(1, spec.get("warm", 1) - run.steps))
     at, clock = run.steps, time.perf_counter()
     run.train(2)
     each = (time.perf_counter() - clock) / (run.steps - at)
@@ -156,6 +162,7 @@ def speed(run: Runner, spec: dict[str, Any], begun: float) -> dict[str, Any]:
         "processor_ms": round(statistics.median(busy), 4),  # of all threads: what the wall clock says on an idle machine, at one thread
         "trajectories_a_second": round(spec["batch"] * spec.get("seeds", 1) / ms * 1e3),
         "iterations": run.steps,
+        "length": round(run.length(), 2),
         "loss_first": statistics.median(first[:SAMPLE]),
         "loss_last": statistics.median(last[-SAMPLE:]),
     }

@@ -113,6 +113,9 @@ class Toy:
         good = self.steps >= self.arrives[self.seed]
         return np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]) if good else np.array([[9.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
 
+    def length(self):
+        return 4.0
+
     def memory(self):
         return 123
 
@@ -127,11 +130,11 @@ def clock(load, monkeypatch):
 def test_an_iteration_is_timed_over_five_windows(load, clock):
     work = load("work")
     run = Toy(clock)
-    found = work.speed(run, {"budget": 1.0, "batch": 16}, 0.0)
+    found = work.speed(run, {"budget": 1.0, "batch": 16, "warm": 50}, 0.0)
     assert found["ms"] == found["ms_low"] == found["ms_high"] == 2.0
     assert found["trajectories_a_second"] == 8000
     assert found["first_s"] == 0.002
-    assert found["iterations"] == run.steps >= 500  # a budget of one second
+    assert found["iterations"] == run.steps >= 550  # a budget of one second after fifty to warm up
     assert found["loss_first"] == pytest.approx(100 / 3)
     assert found["loss_last"] < 0.25
     assert found["memory"] == 123
@@ -172,6 +175,7 @@ def make(tables, spec):
         parameters, steps = 1, 0
         def train(self, n): self.steps += n; return [1.0] * n
         def memory(self): return 2**40
+        def length(self): return 1.0
         def log_rewards(self, x): print("noise on standard output"); return x[:, 0] + 0.5
     return Run()
 work.serve(make, lambda: {{"toy": "1"}})
@@ -214,7 +218,15 @@ except RuntimeError as problem: print(problem)
 
 
 def row(ms, **more):
-    base = {"ms": ms, "processor_ms": ms, "trajectories_a_second": 8000, "memory": 2**21, "parameters": 1000, "iterations": 50}
+    base = {
+        "ms": ms,
+        "processor_ms": ms,
+        "trajectories_a_second": 8000,
+        "memory": 2**21,
+        "parameters": 1000,
+        "iterations": 50,
+        "length": 7.5,
+    }
     return base | {"loss_first": 4.0, "loss_last": 0.5, "first_s": 1.5} | more
 
 
@@ -252,7 +264,7 @@ def test_tables_say_what_was_found_and_what_was_not(load):
     )
     assert "| grid 2-D, side 8 | 16 | 8 | 0.50 | 0.60 | 1.20 |" in tables.seeds(FOUND)
     assert "| grid 2-D, side 8 | 16 | 0.05 | 1.25 (400; 3 of 3) | – | not in 9 (1 of 3) |" in tables.arrival(FOUND)
-    assert "| grid 2-D, side 8 | 16 | 1,000, 50, 4 → 0.5 | – |" in tables.learns(FOUND)
+    assert "| grid 2-D, side 8 | 16 | 1,000, 50, 7.5, 4 → 0.5 | – |" in tables.learns(FOUND)
     assert "| grid 2-D, side 8 | 16 | 2.00 | – | 2.00 |" in tables.memory(FOUND)
     assert "| stochflow | 2.0 | 1.5 | 3.5 |" in tables.start(FOUND)
 
