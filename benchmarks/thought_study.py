@@ -109,8 +109,7 @@ class Uniform:
         return None
 
     def begin(self, state, context):
-        zero = torch.zeros(*state.shape[:-1], self.env.num_moves, device=state.device)
-        return PolicyOut(zero, zero, None, zero[..., 0]), None
+        return torch.zeros(*state.shape[:-1], self.env.num_moves, device=state.device), None
 
     def advance(self, cache, state, move, t):
         return self.begin(state, None)
@@ -127,9 +126,7 @@ def predict(task: Task, make: Maker, seeds: list[int], steps: int, batch: int, d
         traj = rollout(task, agent, batch)
         dynamics.observe(traj)
         if flat is not None:
-            flat.zero_grad()
-            dynamics.loss(traj).sum().backward()
-            flat.clip_gradient()
+            flat.differentiate(dynamics.loss(traj))
             flat.update(step)
         step += 1
     if flat is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stochflow.env import Channel
 from stochflow.errors import UserError
-from stochflow.ops import NEG, arange
+from stochflow.ops import NEG, arange, keep
 
 
 def _check_alpha(alpha: float) -> float:
@@ -20,7 +20,7 @@ def _check_alpha(alpha: float) -> float:
 
 
 def _log(p: Tensor) -> Tensor:
-    return torch.where(p > 0, p, 1).log() + torch.where(p > 0, 0.0, NEG)
+    return keep(p > 0, keep(p > 0, p, 1).log(), NEG)
 
 
 def _chosen(action: Tensor, legal: Tensor) -> Tensor:
@@ -31,11 +31,13 @@ def _chosen(action: Tensor, legal: Tensor) -> Tensor:
 class Exact(Channel):
     """What is intended happens."""
 
+    exact = True
+
     def log_probs(self, state, legal, action, memory=None):
         return torch.where(_chosen(action, legal), 0.0, NEG)
 
     def marginal(self, state, legal, log_pi, memory=None):
-        return torch.where(legal, log_pi, NEG)
+        return keep(legal, log_pi, NEG)
 
     def sample(self, state, legal, action, memory=None):
         return action
@@ -49,21 +51,22 @@ class Slip(Channel):
 
     def __init__(self, alpha: float):
         self.alpha = _check_alpha(alpha)
+        self.exact = self.alpha == 0
 
     def log_probs(self, state, legal, action, memory=None):
         slip = self.alpha / legal.sum(-1, keepdim=True).clamp(min=1)
         p = (1 - self.alpha) * _chosen(action, legal) + slip
-        return torch.where(legal, _log(p), NEG)
+        return keep(legal, _log(p), NEG)
 
     def marginal(self, state, legal, log_pi, memory=None):
         if self.alpha == 0:
-            return torch.where(legal, log_pi, NEG)
-        kept = torch.where(legal, log_pi, NEG)
+            return keep(legal, log_pi, NEG)
+        kept = keep(legal, log_pi, NEG)
         slip = math.log(self.alpha) - legal.sum(-1, keepdim=True).clamp(min=1).to(log_pi).log()
         slip = slip + kept.logsumexp(-1, keepdim=True)  # only the mass that did not choose STOP can slip
         if self.alpha == 1:
-            return torch.where(legal, slip, NEG)
-        return torch.where(legal, torch.logaddexp(math.log1p(-self.alpha) + kept, slip), NEG)
+            return keep(legal, slip, NEG)
+        return keep(legal, torch.logaddexp(math.log1p(-self.alpha) + kept, slip), NEG)
 
     def sample(self, state, legal, action, memory=None):
         if self.alpha == 0:
@@ -89,10 +92,10 @@ class Neighbour(Channel):
         half = self.alpha / 2
         p = half * ((_chosen(action - 1, legal) | _chosen(action + 1, legal)) & legal)
         p = p + here * (1 - p.sum(-1, keepdim=True))
-        return torch.where(legal, _log(p), NEG)
+        return keep(legal, _log(p), NEG)
 
     def marginal(self, state, legal, log_pi, memory=None):
-        pi = torch.where(legal, log_pi, NEG).exp()
+        pi = keep(legal, log_pi, NEG).exp()
         half = self.alpha / 2
         edge = torch.zeros_like(pi[..., :1])
         none = torch.zeros_like(legal[..., :1])
@@ -100,7 +103,7 @@ class Neighbour(Channel):
         left = torch.cat([none, legal[..., :-1]], -1)
         stay = 1 - half * (right.to(pi) + left.to(pi))
         arrive = half * (torch.cat([pi[..., 1:], edge], -1) + torch.cat([edge, pi[..., :-1]], -1))
-        return torch.where(legal, _log(stay * pi + arrive), NEG)
+        return keep(legal, _log(stay * pi + arrive), NEG)
 
     def __repr__(self) -> str:
         return f"Neighbour({self.alpha})"
@@ -150,7 +153,7 @@ class Confusion(Channel):
         p = self._table(legal)[action] * legal
         total = p.sum(-1, keepdim=True)
         p = torch.where(total > 0, p / total.clamp(min=1e-30), _chosen(action, legal).to(p))
-        return torch.where(legal, _log(p), NEG)
+        return keep(legal, _log(p), NEG)
 
     def __repr__(self) -> str:
         return f"Confusion({self.table.shape[0]}x{self.table.shape[0]})"

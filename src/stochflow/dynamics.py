@@ -15,7 +15,7 @@ from torch.nn.functional import relu
 
 from stochflow.env import Channel, Env
 from stochflow.nets import Linear
-from stochflow.ops import NEG, masked_log_softmax, masked_mean, pick
+from stochflow.ops import NEG, keep, masked_log_softmax, masked_mean, pick
 from stochflow.types import Trajectories
 
 
@@ -60,7 +60,7 @@ class Known(Dynamics):
 
     def __init__(self, env: Env, channel: Channel):
         nn.Module.__init__(self)
-        self.env, self.channel = env, channel
+        self.env, self.channel, self.exact = env, channel, channel.exact
 
     def log_probs(self, state, legal, action, memory=None):
         return self.channel.log_probs(state, legal, action, memory)
@@ -152,5 +152,5 @@ class Neural(Dynamics):
 
 def through(table: Tensor, legal: Tensor, log_pi: Tensor) -> Tensor:
     """log sum_a pi(a) P(move | a) from the table of all actions [..., M, M]."""
-    joint = torch.where(legal.unsqueeze(-1), log_pi.unsqueeze(-1) + table, NEG)
-    return torch.where(legal, joint.logsumexp(-2), NEG)
+    joint = keep(legal.unsqueeze(-1), log_pi.unsqueeze(-1) + table, NEG)
+    return keep(legal, joint.logsumexp(-2), NEG)

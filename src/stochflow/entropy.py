@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stochflow.errors import UserError
-from stochflow.ops import masked_mean, masked_quantile
+from stochflow.ops import keep, masked_mean, masked_quantile
 
 HIGH, LOW = 0.75, 0.25  # the quantiles of the band; apart from gamma, so that high >= low always
 EPS = 1e-6  # keeps the ratio defined where every policy is deterministic: r = 1 there
@@ -101,10 +101,10 @@ def state_kl(log_forward: Tensor, log_backward: Tensor, mask: Tensor) -> Tensor:
 
     Both are laws of what leaves the same state, over the same set: `log_forward` is normalised, `log_backward` need not be.
     """
-    log_forward = torch.where(mask, log_forward, 0)
+    log_forward = keep(mask, log_forward, 0)
     log_backward = torch.where(mask, log_backward, float("-inf")).log_softmax(-1)
-    gap = torch.where(mask, log_forward - torch.where(mask, log_backward, 0), 0)
-    return (torch.where(mask, log_forward.exp(), 0) * gap).sum(-1).clamp(min=0)  # below 0 only by rounding
+    gap = keep(mask, log_forward - keep(mask, log_backward, 0), 0)
+    return (keep(mask, log_forward.exp(), 0) * gap).sum(-1).clamp(min=0)  # below 0 only by rounding
 
 
 def kl_divergence_loss(log_forward: Tensor, log_backward: Tensor, mask: Tensor, where: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from stochflow.ops import NEG, arange, gumbel_argmax
+from stochflow.ops import NEG, arange, gumbel_argmax, keep
 
 
 class Env(ABC):
@@ -21,6 +21,7 @@ class Env(ABC):
     horizon: int  # T, the longest number of real decisions
     stop: int | None = None  # which move is STOP; None: objects end when they are full
     tree: bool = False  # True: every state but the first has exactly one parent
+    free: bool = False  # True: objects take exactly T moves, all of them always legal, and step t's move becomes column D - T + t
     contexts: Tensor | None = None  # [R, ...] real-valued conditioning, one row a context
 
     @abstractmethod
@@ -46,6 +47,10 @@ class Env(ABC):
     @abstractmethod
     def features(self, state: Tensor) -> Tensor:
         """A float vector a state [..., F], for networks."""
+
+    def switched(self, move: Tensor, t: int) -> Tensor | None:
+        """Of a free environment: the feature that step t's move sets from 0 to 1, where that is all it changes; None: it is not."""
+        return None
 
     def real_moves(self, mask: Tensor) -> Tensor:
         """A mask of moves without STOP: what channels see, and whether anything is left to decide."""
@@ -81,6 +86,8 @@ class Channel(ABC):
     in rollout, evaluate and exact. A channel whose law depends on the past keeps it in `memory`.
     """
 
+    exact: bool = False  # True: what is intended happens, always
+
     @abstractmethod
     def log_probs(self, state: Tensor, legal: Tensor, action: Tensor, memory: Tensor | None = None) -> Tensor:
         """log P(move | state, action) [..., M]; NEG (or less) where impossible."""
@@ -88,8 +95,8 @@ class Channel(ABC):
     def marginal(self, state: Tensor, legal: Tensor, log_pi: Tensor, memory: Tensor | None = None) -> Tensor:
         """log sum_a pi(a) P(move | a) [..., M] over the legal actions a; log_pi [..., M]."""
         table = torch.stack([self.log_probs(state, legal, torch.full_like(state[..., 0], a), memory) for a in range(legal.shape[-1])], -2)
-        joint = torch.where(legal.unsqueeze(-1), log_pi.unsqueeze(-1) + table, NEG)  # [..., M actions, M moves]
-        return torch.where(legal, joint.logsumexp(-2), NEG)
+        joint = keep(legal.unsqueeze(-1), log_pi.unsqueeze(-1) + table, NEG)  # [..., M actions, M moves]
+        return keep(legal, joint.logsumexp(-2), NEG)
 
     def sample(self, state: Tensor, legal: Tensor, action: Tensor, memory: Tensor | None = None) -> Tensor:
         """A realised move for each action, [...]."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class FlatParameters:
-    """Parameters [S, ...] of a module become views of one vector, their gradients of another.
+    """Parameters [S, ...] of a module become views of one vector; their gradients are joined into another.
 
     The average is a power law over the steps, with most weight on about the last eighth: it needs no plan and no schedule.
     """
@@ -21,39 +21,45 @@ class FlatParameters:
         self.clip, self.lr, self.decay = clip, lr, decay
         sizes = [p.numel() for p in self.named.values()]
         first = next(iter(self.named.values()))
+        self.num_seeds = first.shape[0]
         self.values = nn.Parameter(torch.empty(sum(sizes), device=first.device))
         self.values.grad = torch.zeros_like(self.values)
         self.average = torch.empty_like(self.values, requires_grad=False)
         self.follower = self.average.clone() if follow else None  # a short memory, for targets that bootstrap
-        self.grads: list[Tensor] = []  # [S, n] views, one a parameter
         self.slices: dict[str, slice] = {}
+        seed_of = []  # [sum(sizes)]: whose each number is
         start = 0
         with torch.no_grad():
             for (name, p), size in zip(self.named.items(), sizes, strict=True):
                 here = slice(start, start + size)
                 self.values[here] = p.flatten()
                 p.data = self.values.data[here].view(p.shape)
-                p.grad = self.values.grad[here].view(p.shape)
-                self.grads.append(self.values.grad[here].view(p.shape[0], -1))
+                seed_of.append(torch.arange(self.num_seeds).repeat_interleave(size // self.num_seeds))
                 self.slices[name] = here
                 start += size
             self.average.copy_(self.values)
             if self.follower is not None:
                 self.follower.copy_(self.values)
+        self.seed_of = torch.cat(seed_of).to(first.device) if self.num_seeds > 1 else None
+        self.nothing = [torch.zeros_like(p, requires_grad=False) for p in self.named.values()]  # gradients of what a loss does not touch
         self.rate = torch.tensor(lr, dtype=torch.float32, device=first.device)
         self.optimiser = torch.optim.Adam([self.values], lr=self.rate, fused=True, capturable=first.is_cuda)
 
-    def zero_grad(self) -> None:
-        assert self.values.grad is not None
-        self.values.grad.zero_()
+    def differentiate(self, loss: Tensor) -> Tensor:
+        """The gradient of the summed loss [S], each seed's scaled to norm at most `clip`; the norms before that, [S]."""
+        found = torch.autograd.grad(loss.sum(), list(self.named.values()), allow_unused=True)
+        return self.take([none if g is None else g for g, none in zip(found, self.nothing, strict=True)])
 
     @torch.no_grad()
-    def clip_gradient(self) -> Tensor:
-        """Scale each seed's gradient to norm at most `clip`; the norms before that, [S]."""
-        norm = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in self.grads]).square().sum(0).sqrt()
-        scale = (self.clip / norm.clamp(min=1e-12)).clamp(max=1).unsqueeze(1)
-        for g in self.grads:
-            g.mul_(scale)
+    def take(self, gradients: list[Tensor]) -> Tensor:
+        """Join gradients, one a parameter, and clip them; the norms before that, [S]."""
+        whole = self.values.grad
+        assert whole is not None
+        torch.cat([g.flatten() for g in gradients], out=whole)
+        rows = [g.reshape(self.num_seeds, -1) for g in gradients]
+        norm = torch.linalg.vector_norm(whole.unsqueeze(0) if self.num_seeds == 1 else torch.cat(rows, 1), dim=1)
+        scale = (self.clip / norm.clamp(min=1e-12)).clamp(max=1)
+        whole.mul_(scale if self.seed_of is None else scale[self.seed_of])
         return norm
 
     @torch.no_grad()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, relu
 
-from stochflow.env import Env
+from stochflow.env import Enumerable, Env
 from stochflow.errors import UserError
+from stochflow.ops import arange
 from stochflow.types import PolicyOut, Trajectories
 
 Generators = Sequence[torch.Generator]
@@ -72,18 +73,25 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.stack([torch.empty(rows, width).normal_(0, std, generator=g) for g in gens]))
 
     def forward(self, index: Tensor) -> Tensor:
-        seeds, rows, width = self.weight.shape
-        index = index + (torch.arange(seeds, device=index.device) * rows).view(-1, *[1] * (index.dim() - 1))
-        table = self.weight.view(seeds * rows, width)
-        if index.is_cuda:  # its gradient adds by atomics; embedding's sorts first, which costs far more at these sizes
-            return table.index_select(0, index.flatten()).view(*index.shape, width)
-        return embedding(index, table)
+        return rows(self.weight, index)
+
+
+def rows(weight: Tensor, index: Tensor) -> Tensor:
+    """Rows [S, ...] of stacked tables [S, R, width], each seed from its own: [S, ..., width]."""
+    seeds, many, width = weight.shape
+    if seeds > 1:
+        index = index + (arange(seeds, index.device) * many).view(-1, *[1] * (index.dim() - 1))
+    table = weight.view(seeds * many, width)
+    if index.is_cuda:  # its gradient adds by atomics; embedding's sorts first, which costs far more at these sizes
+        return table.index_select(0, index.flatten()).view(*index.shape, width)
+    return embedding(index, table)
 
 
 class Trunk(nn.Module):
     """From states to hidden vectors. `advance` may keep what it needs of the past in its cache."""
 
     width: int
+    numbered: bool = False  # True: it reads each state for itself, and the environment numbers states
 
     def forward(self, state: Tensor, context: Tensor | None) -> Tensor:
         """[S, N, D] -> [S, N, H]."""
@@ -124,18 +132,35 @@ class MLP:
 class _MLPTrunk(Trunk):
     def __init__(self, env: Env, hidden: int, layers: int, gens: Generators, context: int):
         super().__init__()
-        self.env, self.width = env, hidden
+        self.env, self.width, self.numbered = env, hidden, numbers(env)
         inputs = env.features(env.initial((1,))).shape[-1] + context
         sizes = [inputs] + [hidden] * layers
         self.layers = nn.ModuleList(Linear(a, b, gens, gain=math.sqrt(2.0)) for a, b in pairwise(sizes))
 
     def forward(self, state, context):
+        return self._rest(self._first(state, context))
+
+    def _first(self, state: Tensor, context: Tensor | None) -> Tensor:
+        """The first layer before its rectifier."""
         x = self.env.features(state)
-        if context is not None:
-            x = torch.cat([x, context], -1)
-        for layer in self.layers:
+        return self.layers[0](x if context is None else torch.cat([x, context], -1))
+
+    def _rest(self, x: Tensor) -> Tensor:
+        x = relu(x)
+        for layer in self.layers[1:]:
             x = relu(layer(x))
         return x
+
+    def begin(self, state, context):
+        sums = self._first(state, context)
+        return self._rest(sums), (context, sums)
+
+    def advance(self, cache, state, move, t):
+        """Where a move sets one flag, the first layer is a running sum of that flag's weights."""
+        context, sums = cache
+        flag = self.env.switched(move, t) if self.env.free else None
+        sums = self._first(state, context) if flag is None else sums + rows(self.layers[0].get_parameter("weight"), flag)
+        return self._rest(sums), (context, sums)
 
 
 @dataclass(frozen=True)
@@ -158,7 +183,7 @@ class _LookupTrunk(Trunk):
         super().__init__()
         if not hasattr(env, "index"):
             raise UserError("the lookup trunk needs an environment that can be enumerated: use --net mlp here")
-        self.env = env
+        self.env, self.numbered = env, numbers(env)
         self.mlp = _MLPTrunk(env, spec.hidden, spec.layers, gens, context)
         self.table = Embedding(interior(env), spec.width, gens, std=1.0 / math.sqrt(spec.width))
         self.width = spec.hidden + spec.width
@@ -168,16 +193,23 @@ class _LookupTrunk(Trunk):
 
     def begin(self, state, context):
         row = self.env.index(state)
-        return self._join(self.mlp(state, context), row), (context, row)
+        hidden, inner = self.mlp.begin(state, context)
+        return self._join(hidden, row), (inner, row)
 
     def advance(self, cache, state, move, t):
-        context, row = cache
+        inner, row = cache
         follow = getattr(self.env, "next_index", None)  # one multiplication where the order of states knows it
         row = self.env.index(state) if follow is None else follow(row, move)
-        return self._join(self.mlp(state, context), row), (context, row)
+        hidden, inner = self.mlp.advance(inner, state, move, t)
+        return self._join(hidden, row), (inner, row)
 
     def _join(self, hidden: Tensor, row: Tensor) -> Tensor:
         return torch.cat([hidden, self.table(row.clamp(max=self.table.weight.shape[1] - 1))], -1)
+
+
+def numbers(env: Any) -> bool:
+    """Whether states have numbers, of 64 bits, by a formula: to list them all would cost more than it saves."""
+    return isinstance(env, Enumerable) and env.contexts is None and type(env).count is not Enumerable.count and env.count() < 2**62
 
 
 def interior(env: Any) -> int:
@@ -255,6 +287,7 @@ class Policy(nn.Module):
         self.encoder = None if env.contexts is None else encoder.build(env, gens)
         width = 0 if self.encoder is None else self.encoder.width
         self.trunk = net.build(env, gens, width)
+        self.back_action = back_action  # whether it has a head for the action given the move
         self.sizes = [moves, moves if learned_backward and not env.tree else 0, 1, moves * moves if back_action else 0]
         self.head = Linear(self.trunk.width, sum(self.sizes), gens, gain=0.1)
         self.uniform: Tensor
@@ -288,36 +321,47 @@ class Policy(nn.Module):
     def forward(self, state: Tensor, context: Tensor | None = None) -> PolicyOut:
         """Any states [S, N, D]."""
         context = self.context(state) if context is None else context
-        return self._heads(self.trunk(state, context), self.log_z(context))
+        return self._parts(self.head(self.trunk(state, context)), self.log_z(context))
 
-    def along(self, traj: Trajectories, context: Tensor | None = None) -> PolicyOut:
-        """All states of a batch in one pass, [T+1, S, B, ...]."""
-        hidden = self.trunk.along(traj, context)
-        steps, seeds, batch, width = hidden.shape
-        log_z = self.log_z(context).unsqueeze(1).expand(-1, steps, batch).reshape(seeds, steps * batch)
-        out = self._heads(hidden.transpose(0, 1).reshape(seeds, steps * batch, width), log_z)
+    def along(self, traj: Trajectories, context: Tensor | None = None, flows: bool = True) -> PolicyOut:
+        """All states of a batch in one pass, [T+1, S, B, ...]; without `flows`, log_flow stands relative to log Z."""
+        made = self._distinct(traj.states) if self._repeats(traj.states) else self.head(self._along(traj, context))
+        made = made.view(len(made), -1, traj.states.shape[2], made.shape[-1]).transpose(0, 1)
+        return self._parts(made, self.log_z(context) if flows else None)
 
-        def shaped(x: Tensor) -> Tensor:
-            return x.view(seeds, steps, batch, *x.shape[2:]).transpose(0, 1)
+    def _along(self, traj: Trajectories, context: Tensor | None) -> Tensor:
+        """[S, (T+1) * B, H]."""
+        hidden = self.trunk.along(traj, context).transpose(0, 1)
+        return hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
 
-        back_action = None if out.back_action is None else shaped(out.back_action)
-        return PolicyOut(shaped(out.forward), shaped(out.backward), back_action, shaped(out.log_flow))
+    def _repeats(self, states: Tensor) -> bool:
+        """Whether to look for repeated states: off the GPU, where shapes may depend on data, if states have numbers. One seed only:
+        several would share a shape, and through its rounding one seed's states would touch another's figures."""
+        alone = self.num_seeds == 1 and self.encoder is None and self.trunk.numbered
+        return alone and not states.is_cuda and not torch.compiler.is_compiling()
 
-    def begin(self, state: Tensor, context: Tensor | None = None) -> tuple[PolicyOut, Any]:
-        """The first state of a rollout and a cache for the next."""
+    def _distinct(self, states: Tensor) -> Tensor:
+        """The head's outputs [1, (T+1) * B, ...], each distinct state computed once: finished ones repeat, and early ones are shared."""
+        flat = states.flatten(0, 2)
+        names, name = self.env.index(flat).unique(return_inverse=True)  # type: ignore[attr-defined]
+        first = names.scatter(0, name, arange(len(flat), flat.device))  # where each distinct state stands in the batch
+        once = flat[first].unsqueeze(0)
+        return rows(self.head(self.trunk(once, None)), name.unsqueeze(0))
+
+    def begin(self, state: Tensor, context: Tensor | None = None) -> tuple[Tensor, Any]:
+        """The actions' logits [S, B, M] at the first state of a rollout, and a cache for the next."""
         hidden, cache = self.trunk.begin(state, context)
-        log_z = self.log_z(context)
-        return self._heads(hidden, log_z), (cache, log_z)
+        return self.head(hidden)[..., : self.sizes[0]], cache
 
-    def advance(self, cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[PolicyOut, Any]:
-        """The state after `move` was made at step t."""
-        inner, log_z = cache
-        hidden, inner = self.trunk.advance(inner, state, move, t)
-        return self._heads(hidden, log_z), (inner, log_z)
+    def advance(self, cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[Tensor, Any]:
+        """The same at the state after `move` was made at step t."""
+        hidden, cache = self.trunk.advance(cache, state, move, t)
+        return self.head(hidden)[..., : self.sizes[0]], cache
 
-    def _heads(self, hidden: Tensor, log_z: Tensor) -> PolicyOut:
-        forward, backward, flow, pairs = self.head(hidden).split(self.sizes, -1)
+    def _parts(self, made: Tensor, log_z: Tensor | None) -> PolicyOut:
+        forward, backward, flow, pairs = made.split(self.sizes, -1)
         moves = self.env.num_moves
         back = backward if self.sizes[1] else self.uniform.expand_as(forward)
         back_action = pairs.unflatten(-1, (moves, moves)) if self.sizes[3] else None
-        return PolicyOut(forward, back, back_action, flow.squeeze(-1) + log_z)
+        flow = flow.squeeze(-1)
+        return PolicyOut(forward, back, back_action, flow if log_z is None else flow + log_z)

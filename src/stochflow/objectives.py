@@ -25,7 +25,7 @@ from stochflow.entropy import (
     temperature,
 )
 from stochflow.errors import UserError
-from stochflow.ops import NEG, masked_log_softmax, masked_mean, pick
+from stochflow.ops import NEG, keep, masked_log_softmax, masked_mean, pick
 from stochflow.types import Terms, World
 
 
@@ -313,7 +313,7 @@ def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
     if not env.tree:
         log_pb = masked_log_softmax(back(out.backward), env.parents(child))
         flow = flow + pick(log_pb, move)
-    onward = torch.where(legal, flow, NEG)
+    onward = keep(legal, flow, NEG)
     if env.stop is not None:
         may_stop = mask[..., env.stop]
         reward = world.ask(here, may_stop & t.alive)
@@ -324,4 +324,4 @@ def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
             onward = torch.where((move == env.stop) & mask, reward.nan_to_num().unsqueeze(-1), onward)
     kl = state_kl(t.law, onward, mask | ~usable.unsqueeze(-1))
     gap = t.log_flow[:-1] - onward.logsumexp(-1)
-    return torch.where(usable, kl, 0), torch.where(usable, gap, 0), usable
+    return keep(usable, kl, 0), keep(usable, gap, 0), usable

@@ -8,18 +8,32 @@ from torch import Tensor
 NEG = -1e9  # the log of "impossible": finite, so that 0 * NEG is 0 and gradients stay finite
 
 
-def masked_log_softmax(logits: Tensor, mask: Tensor) -> Tensor:
-    """Log-probabilities over the allowed entries, NEG elsewhere; [..., M]."""
-    log_p = torch.where(mask, logits, NEG).log_softmax(-1)
-    return torch.where(mask, log_p, NEG)
+def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Log-probabilities over the allowed entries, NEG elsewhere; [..., M]. None: everything is allowed."""
+    if mask is None:
+        return logits.log_softmax(-1)
+    return keep(mask, keep(mask, logits, NEG).log_softmax(-1), NEG)
 
 
 def gumbel_argmax(log_p: Tensor) -> Tensor:
     """One draw per row from unnormalised log-probabilities [..., M] -> [...]."""
-    noise = torch.empty_like(log_p).exponential_()
-    return (log_p - noise.log()).argmax(-1)
+    return (log_p - log_exponential(log_p)).argmax(-1)
 
 
+def log_exponential(like: Tensor) -> Tensor:
+    """The logarithm of exponential noise of the same shape: logits minus this, and the largest wins (Gumbel's trick)."""
+    return torch.empty_like(like).exponential_().log_()
+
+
+def keep(mask: Tensor, x: Tensor, other: float) -> Tensor:
+    """x where the mask allows, else the number, which is laid out once: `torch.where` would fill one at every call, a kernel of its own."""
+    key = (other, x.dtype, x.device)
+    if key not in _NUMBERS:
+        _NUMBERS[key] = torch.tensor(other, dtype=x.dtype, device=x.device)
+    return torch.where(mask, x, _NUMBERS[key])
+
+
+_NUMBERS: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 _COUNTS: dict[tuple[int, torch.device], Tensor] = {}
 
 
@@ -31,6 +45,16 @@ def arange(n: int, device: torch.device) -> Tensor:
     return _COUNTS[key]
 
 
+def always(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
+    """A mask that allows everything and costs nothing: one True, expanded."""
+    if device not in _TRUE:
+        _TRUE[device] = torch.ones((), dtype=torch.bool, device=device)
+    return _TRUE[device].expand(shape)
+
+
+_TRUE: dict[torch.device, Tensor] = {}
+
+
 def pick(x: Tensor, index: Tensor) -> Tensor:
     """`x[..., index]` for x [..., M] and index [...]; a negative index (unknown) reads entry 0."""
     return x.gather(-1, index.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -38,7 +62,7 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
 
 def masked_mean(x: Tensor, mask: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Mean over the allowed entries; 0 where there is none. Masked entries may hold anything, NaN included."""
-    total = torch.where(mask, x, 0).sum(dims)
+    total = keep(mask, x, 0).sum(dims)
     return total / mask.sum(dims).clamp(min=1)
 
 
@@ -48,11 +72,11 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     Where nothing is allowed the answer is 0.
     """
     count = mask.sum(0)  # [...]
-    ordered = torch.where(mask, x, float("inf")).sort(0).values
+    ordered = keep(mask, x, float("inf")).sort(0).values
     place = q * (count - 1).clamp(min=0).to(x.dtype)
     low = place.floor().long()
     high = torch.minimum(low + 1, (count - 1).clamp(min=0))
     below = ordered.gather(0, low.unsqueeze(0)).squeeze(0)
     above = ordered.gather(0, high.unsqueeze(0)).squeeze(0)
     value = below + (place - low) * (above - below)
-    return torch.where(count > 0, value, 0)
+    return keep(count > 0, value, 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stochflow.ops import NEG, gumbel_argmax, masked_log_softmax
+from stochflow.ops import NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax
 from stochflow.types import Task, Trajectories
 
 
@@ -20,29 +22,42 @@ def rollout(
     row: Tensor | None = None,
     explore: Tensor | float | None = None,
     temper: Tensor | float | None = None,
+    kernel: bool = True,
 ) -> Trajectories:
     """`batch` trajectories a seed, without scores (`score` is zero: the oracle speaks next).
 
     `row` [S, B] = context rows; `explore` = probability of a uniform legal action; `temper` flattens the policy,
-    pi^(1/temper). Both are for training; samples for use take neither.
+    pi^(1/temper). Both are for training; samples for use take neither. `kernel`: on a GPU, all steps in one kernel where one fits.
     """
     env, seeds, device = task.env, policy.num_seeds, policy.device
+    if kernel and device.type == "cuda" and temper is None and row is None:
+        fused = _kernel()
+        if fused is not None and fused.fits(task, policy):
+            return fused.walk(task, policy, batch, explore)
     if row is None:  # a random context each, so that whoever looks or samples sees them all
         count = 1 if env.contexts is None else len(env.contexts)
         row = (
             torch.randint(count, (seeds, batch), device=device) if count > 1 else torch.zeros(seeds, batch, dtype=torch.long, device=device)
         )
     state = env.initial((seeds, batch), row)
-    out, cache = policy.begin(state, policy.context(state))
+    logits, cache = policy.begin(state, policy.context(state))
     memory = task.channel.begin(state)
+    noise = _noise(env, logits)
+    if env.free:
+        return _free_rollout(task, policy, state, logits, cache, memory, noise, explore, temper)
     stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
-    states, actions, moves, alives = [state], [], [], []
+    states, actions, moves, alives = [state], list[Tensor](), list[Tensor](), list[Tensor]()
     for t in range(env.horizon):
         mask = env.moves(state)
         legal = env.real_moves(mask)
         alive = legal.any(-1) & ~stopped
-        logits = out.forward if temper is None else out.forward / temper
-        action = gumbel_argmax(explored(logits, mask, explore))
+        if seeds == 1 and device.type == "cpu" and not bool(alive.any()):
+            # All have finished. A GPU would have to be waited for; several seeds would end one another's random numbers.
+            left = env.horizon - t
+            actions, moves, alives = actions + left * [actions[-1]], moves + left * [moves[-1]], alives + left * [alive]
+            states += left * [state]
+            break
+        action = (explored(logits, mask, explore, temper) - noise(t)).argmax(-1)
         move = task.channel.sample(state, legal, action, memory)
         if env.stop is not None:
             meant = action == env.stop
@@ -55,18 +70,74 @@ def rollout(
         moves.append(move)
         alives.append(alive)
         if t + 1 < env.horizon:
-            out, cache = policy.advance(cache, state, move, t)
-    score = torch.zeros(seeds, batch, device=device)
-    real = torch.ones(seeds, batch, dtype=torch.bool, device=device)
-    return Trajectories(torch.stack(states), torch.stack(actions), torch.stack(moves), torch.stack(alives), score, real)
+            logits, cache = policy.advance(cache, state, move, t)
+    return _fresh(torch.stack(states), torch.stack(actions), torch.stack(moves), torch.stack(alives))
 
 
-def explored(logits: Tensor, mask: Tensor, explore: Tensor | float | None) -> Tensor:
-    """Unnormalised log-probabilities [..., M] of the policy, or, with probability `explore`, of a uniform legal action."""
+def _free_rollout(
+    task: Task,
+    policy: Any,
+    state: Tensor,
+    logits: Tensor,
+    cache: Any,
+    memory: Tensor | None,
+    noise: Callable[[int], Tensor],
+    explore: Tensor | float | None,
+    temper: Tensor | float | None,
+) -> Trajectories:
+    """Where nothing is ever illegal and nothing ends early: no masks, and a state is its moves so far."""
+    env, device = task.env, state.device
+    column = env.state_dim - env.horizon
+    states = state.repeat(env.horizon + 1, 1, 1, 1)
+    legal = always(logits.shape, device)
+    actions, moves = [], []
+    for t in range(env.horizon):
+        action = (explored(logits, None, explore, temper) - noise(t)).argmax(-1)
+        move = task.channel.sample(states[t], legal, action, memory)
+        memory = task.channel.remember(memory, states[t], action, move)
+        states[t + 1 :, ..., column + t] = move
+        actions.append(action)
+        moves.append(move)
+        if t + 1 < env.horizon:
+            logits, cache = policy.advance(cache, states[t + 1], move, t)
+    return _fresh(states, torch.stack(actions), torch.stack(moves), always((env.horizon, *state.shape[:2]), device))
+
+
+def _fresh(states: Tensor, actions: Tensor, moves: Tensor, alive: Tensor) -> Trajectories:
+    """Trajectories that were really walked and wait for the oracle."""
+    shape = moves.shape[1:]
+    return Trajectories(states, actions, moves, alive, torch.zeros(shape, device=moves.device), always(shape, moves.device))
+
+
+ALL_AT_ONCE = 1 << 22  # random numbers
+
+
+def _noise(env: Any, logits: Tensor) -> Callable[[int], Tensor]:
+    """The noise of each step's choice: drawn for all steps at once where that is not too much."""
+    if env.horizon * logits.numel() > ALL_AT_ONCE:
+        return lambda t: log_exponential(logits)
+    drawn = log_exponential(logits.expand(env.horizon, *logits.shape))
+    return lambda t: drawn[t]
+
+
+@cache
+def _kernel() -> Any:
+    """The module of the kernel; None where Triton is not installed."""
+    try:
+        from stochflow import rollout_kernel
+    except ImportError:
+        return None
+    return rollout_kernel
+
+
+def explored(logits: Tensor, mask: Tensor | None, explore: Tensor | float | None, temper: Tensor | float | None = None) -> Tensor:
+    """Unnormalised log-probabilities [..., M] of the (flattened) policy, or, with probability `explore`, of a uniform legal action."""
+    if temper is not None:
+        logits = logits / temper
     if explore is not None:
-        coin = torch.rand(logits.shape[:-1], device=logits.device) < explore
-        logits = torch.where(coin.unsqueeze(-1), 0.0, logits)
-    return torch.where(mask, logits, NEG)
+        coin = torch.rand(logits.shape[:-1], device=logits.device) >= explore
+        logits = keep(coin.unsqueeze(-1), logits, 0.0)
+    return logits if mask is None else keep(mask, logits, NEG)
 
 
 @torch.no_grad()

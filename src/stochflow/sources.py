@@ -35,10 +35,17 @@ class OnPolicy(Source):
     """
 
     def __init__(
-        self, task: Task, policy: Any, batch: int, explore: float = 0.0, tau: float = 100.0, temper: Callable[[], Tensor] | None = None
+        self,
+        task: Task,
+        policy: Any,
+        batch: int,
+        explore: float = 0.0,
+        tau: float = 100.0,
+        temper: Callable[[], Tensor] | None = None,
+        kernel: bool = True,
     ):
         super().__init__()
-        self.temper = temper
+        self.temper, self.kernel = temper, kernel
         self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
         self._policy = [policy]  # held, not owned: its weights are the trainer's to save
 
@@ -46,7 +53,7 @@ class OnPolicy(Source):
         policy = self._policy[0]
         explore = self.explore / (1 + step / self.tau) if self.explore > 0 else None
         temper = None if self.temper is None else self.temper()
-        return rollout(self.task, policy, self.batch, row=self.rows(policy), explore=explore, temper=temper)
+        return rollout(self.task, policy, self.batch, row=self.rows(policy), explore=explore, temper=temper, kernel=self.kernel)
 
     def rows(self, policy: Any) -> Tensor | None:
         """A random context for each trajectory; None where there are no contexts."""

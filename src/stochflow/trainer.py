@@ -65,10 +65,9 @@ class Trainer:
         self.steps_done = 0  # the same on the host
         self.oracle_calls = torch.zeros((), dtype=torch.long, device=device)
         self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
-        self.needs = objective.needs | {"entropy"}
         self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
         self.capture = capture
-        self._steps: list[Callable[[], object]] | None = None
+        self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
 
     # one iteration ----------------------------------------------------------------------------------------------
 
@@ -83,30 +82,31 @@ class Trainer:
         self.oracle_calls += score.numel()
         return Trajectories(traj.states, traj.actions, traj.moves, traj.alive, score, traj.real)
 
-    def learn(self, traj: Trajectories) -> None:
+    def learn(self, traj: Trajectories, note: bool = True) -> None:
+        """One step of policy and dynamics; `note`: also write down the figures of this iteration."""
         batch = self.source.mix(traj)
-        self.policy_flat.zero_grad()
+        needs = self.objective.needs | {"entropy"} if note else self.objective.needs
         with self._steady_dynamics():
-            terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, self.needs)
+            terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, needs)
         world = World(
             self.task, self.policy, self.dynamics, batch, self.step, self._ask, self._steady_policy if self.objective.bootstraps else None
         )
         loss, extra = self.objective.loss_and_stats(terms, world)  # [S]
-        loss.sum().backward()
-        norm = self.policy_flat.clip_gradient()
+        norm = self.policy_flat.differentiate(loss)
         self.policy_flat.update(self.step)
         dynamics_loss, dynamics_norm = self._learn_dynamics(traj)
-        self._note(batch, terms, [loss.detach(), dynamics_loss, norm, dynamics_norm], extra)
+        if note:
+            self._note(batch, terms, [loss.detach(), dynamics_loss, norm, dynamics_norm], extra)
         self.step += 1
 
-    def iterate(self) -> None:
-        """One iteration; on a GPU, from the second on, a replay of its recording."""
+    def iterate(self, note: bool = True) -> None:
+        """One iteration; on a GPU, from the second on, a replay of its recording. Figures that nobody reads need no noting."""
         if self.steps_done == 0:
             self._begin()
         else:
-            if self._steps is None:
-                self._steps = self._record()
-            for step in self._steps:
+            if note not in self._steps:
+                self._steps[note] = self._record(note)
+            for step in self._steps[note]:
                 step()
         self.steps_done += 1
 
@@ -118,11 +118,11 @@ class Trainer:
             self.policy.start_log_z((terms.log_reward - (terms.log_move - terms.log_pb).sum(0)).mean(1))
         self.learn(traj)
 
-    def _record(self) -> list[Callable[[], object]]:
+    def _record(self, note: bool) -> list[Callable[[], object]]:
         """The iteration as functions without arguments: one graph, or two around an oracle on the host."""
 
         def whole() -> None:
-            self.learn(self.score(self.act()))
+            self.learn(self.score(self.act()), note)
 
         device = self.policy.device
         if device.type != "cuda" or not self.capture:
@@ -134,21 +134,22 @@ class Trainer:
             one = Captured(whole)
             one.record()
             return [one]
-        warm_up(lambda: self.learn(self.act()), device)  # unscored: a host oracle is asked for real batches only
+        warm_up(lambda: self.learn(self.act(), note), device)  # unscored: a host oracle is asked for real batches only
         self.load_state_dict(kept)
         act = Captured(self.act)
         pool = act.record()
         fresh = act.result
         scored = Trajectories(fresh.states, fresh.actions, fresh.moves, fresh.alive, torch.zeros_like(fresh.score), fresh.real)
-        learn = Captured(lambda: self.learn(scored))
+        learn = Captured(lambda: self.learn(scored, note))
         learn.record(pool)
         return [act, lambda: scored.score.copy_(self.score(fresh).score), learn]
 
     def train(self, until: int, every: int = 100, on_log: Callable[[Trainer], None] | None = None) -> None:
         """Go on until `until` steps are done in all; `on_log` is called every `every` steps and at the end."""
         while self.steps_done < until and not self.stop_requested:
-            self.iterate()
-            if on_log is not None and (self.steps_done % every == 0 or self.steps_done == until):
+            due = (self.steps_done + 1) % every == 0 or self.steps_done + 1 == until
+            self.iterate(note=due)
+            if on_log is not None and due:
                 on_log(self)
 
     def _ask(self, states: Tensor, where: Tensor) -> Tensor | None:
@@ -188,10 +189,8 @@ class Trainer:
 
     def _dynamics_step(self, traj: Trajectories) -> tuple[Tensor, Tensor]:
         assert self.dynamics_flat is not None
-        self.dynamics_flat.zero_grad()
         loss = self.dynamics.loss(traj)
-        loss.sum().backward()
-        norm = self.dynamics_flat.clip_gradient()
+        norm = self.dynamics_flat.differentiate(loss)
         self.dynamics_flat.update(self.step)
         return loss.detach(), norm
 

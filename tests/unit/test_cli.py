@@ -219,7 +219,7 @@ def test_an_interrupted_run_is_whole_and_goes_on_exactly(tmp_path):
 
 
 def test_a_fault_of_ours_is_written_down_and_the_run_is_saved(tmp_path, monkeypatch, capsys):
-    def broken(self):
+    def broken(self, note=True):
         if self.steps_done == 7:
             raise RuntimeError("a wire came loose")
         iterate(self)
@@ -237,7 +237,7 @@ def test_a_fault_of_ours_is_written_down_and_the_run_is_saved(tmp_path, monkeypa
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_checkpoint_before_it(tmp_path, monkeypatch):
-    def poisoned(self):
+    def poisoned(self, note=True):
         iterate(self)
         if self.steps_done > 12:
             self.raw_stats[-1].zero_()  # the device-side flag

@@ -52,7 +52,7 @@ class TablePolicy(nn.Module):
         self.env = env
         self.logits, self.backward, self.flow, self.z = (nn.Parameter(x.clone()) for x in (logits, backward, log_flow, log_z))
         self.pairs = None if back_action is None else nn.Parameter(back_action.clone())
-        self.num_seeds, self.device = 1, torch.device("cpu")
+        self.num_seeds, self.device, self.back_action = 1, torch.device("cpu"), back_action is not None
 
     def context(self, state):
         return None
@@ -64,14 +64,14 @@ class TablePolicy(nn.Module):
         i = self.env.index(state)
         return PolicyOut(self.logits[i], self.backward[i], None if self.pairs is None else self.pairs[i], self.flow[i])
 
-    def along(self, traj, context=None):
+    def along(self, traj, context=None, flows=True):
         return self(traj.states)
 
     def begin(self, state, context=None):
-        return self(state), None
+        return self(state).forward, None
 
     def advance(self, cache, state, move, t):
-        return self(state), None
+        return self(state).forward, None
 
 
 def world_of(task, policy, dynamics, traj):

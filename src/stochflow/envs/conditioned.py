@@ -27,6 +27,7 @@ class Conditioned(Enumerable):
         self.inner, self.contexts, self.rows = inner, contexts, len(contexts)
         self.state_dim = inner.state_dim + 1
         self.num_moves, self.horizon, self.stop, self.tree = inner.num_moves, inner.horizon, inner.stop, inner.tree
+        self.free = inner.free
 
     def _with(self, state: Tensor, inner: Tensor) -> Tensor:
         return torch.cat([state[..., :1], inner], -1)
@@ -58,6 +59,9 @@ class Conditioned(Enumerable):
             raise AttributeError(f"{self.inner!r} builds nothing that can be read as text")
         read = self.inner.decode
         return lambda state: read(state[..., 1:])
+
+    def switched(self, move, t):
+        return self.inner.switched(move, t)
 
     def _listed(self) -> Enumerable:
         if not isinstance(self.inner, Enumerable):

@@ -39,6 +39,7 @@ class Strings(Enumerable):
         self.stop = None if min_length is None else self.tokens
         self.num_moves = self.tokens + (self.stop is not None)
         self.horizon = length
+        self.free = self.stop is None
         self._places: Tensor | None = None
         self._code = {letter: i for i, letter in enumerate(alphabet)}
 
@@ -74,6 +75,9 @@ class Strings(Enumerable):
 
     def features(self, state: Tensor) -> Tensor:
         return (state.unsqueeze(-1) == arange(self.tokens, state.device)).flatten(-2).float()  # padding is all zeros
+
+    def switched(self, move, t):
+        return move + t * self.tokens
 
     # enumeration ------------------------------------------------------------------------------------------------
 
