@@ -30,7 +30,7 @@ from stochflow.nets import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.transformer import Transformer
-from stochflow.types import PolicyOut, Task
+from stochflow.types import Task
 
 ATTENTION = "aten::_flash_attention_forward aten::_efficient_attention_forward aten::_scaled_dot_product_cudnn_attention".split()
 
@@ -51,7 +51,7 @@ class Repeat:
     def _read(self, state: torch.Tensor, size: int) -> Any:
         trunk: Any = self.policy.trunk
         hidden = trunk._read(state[..., :size], None)[:, :, -1]
-        return self.policy._heads(hidden, self.policy.log_z(None))
+        return self.policy.head(hidden)[..., : self.policy.env.num_moves]
 
 
 class Idle:
@@ -66,9 +66,8 @@ class Idle:
         return None
 
     def begin(self, state: torch.Tensor, context: Any) -> Any:
-        zero = torch.zeros(*state.shape[:-1], self.moves, device=state.device)
-        out = PolicyOut(zero, zero, None, zero[..., 0])
-        return out, out
+        logits = torch.zeros(*state.shape[:-1], self.moves, device=state.device)
+        return logits, logits
 
     def advance(self, cache: Any, state: torch.Tensor, move: torch.Tensor, t: int) -> Any:
         return cache, cache

@@ -73,14 +73,14 @@ def settings_of(row: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 def train(trainer: Any, seconds: float) -> tuple[float, float]:
-    """Train for at most `seconds`; how long the first two iterations took (the second records), and how long all did."""
+    """Train for at most `seconds`; how long the first four iterations took (they record), and how long all did."""
     begun = time.perf_counter()
 
     def spent() -> float:
         float(trainer.raw_stats[0, 0])  # wait for the device
         return time.perf_counter() - begun
 
-    trainer.train(trainer.steps_done + 2)
+    trainer.train(trainer.steps_done + 4)  # the first by itself, then with and without figures to note, each recorded once
     first = now = spent()
     steps, each = 1, 0.0  # steps until the next look at the clock, seconds a step
     while now + 1.2 * steps * each < seconds:  # they still fit, even if they are a little slower than the last

@@ -57,11 +57,11 @@ def test_the_cache_and_one_pass_agree_on_the_gpu(name):
     traj = rollout(Task(env, Slip(0.3), score, Linear()), policy, 50, row=row)
     context = policy.context(traj.states[0])
     want = policy.along(traj, context).forward
-    out, cache = policy.begin(traj.states[0], context)
+    logits, cache = policy.begin(traj.states[0], context)
     for t in range(env.horizon):
         alive = traj.alive[t]
-        torch.testing.assert_close(out.forward[alive], want[t][alive], atol=1e-5, rtol=1e-5)
-        out, cache = policy.advance(cache, traj.states[t + 1], traj.moves[t], t)
+        torch.testing.assert_close(logits[alive], want[t][alive], atol=1e-5, rtol=1e-5)
+        logits, cache = policy.advance(cache, traj.states[t + 1], traj.moves[t], t)
 
 
 def test_more_sequences_than_one_kernel_takes():
