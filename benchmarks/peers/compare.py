@@ -7,8 +7,9 @@ Every library answers in its own interpreter; each configuration is asked of all
 begins, so that ratios are taken within minutes on one machine. Where nothing can be installed, `--carried .peers` takes the
 peers' wheels from a folder that fetch.py made (`PYTHONPATH=.peers/gfnx`) and this interpreter runs all three.
 
-The work: trajectory balance, a 256 x 2 MLP on one-hot states, Adam at 1e-3, float32 without TF32, no exploration, no evaluation
-while the clock runs. Figures are medians of five windows after warm-up; losses and parameter counts are kept to show that each learns.
+The work: trajectory balance, a 256 x 2 MLP on one-hot states, Adam at 1e-3, float32 without TF32, no evaluation
+while the clock runs. The peers do not explore, which is their quickest way; stochflow explores as by default, at its own cost.
+Figures are medians of five windows after warm-up; losses and parameter counts are kept to show that each learns.
 """
 
 from __future__ import annotations

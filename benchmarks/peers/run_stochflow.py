@@ -41,8 +41,9 @@ class Run:
             given["stick"] = spec["stick"]
         config = configure(
             name,
-            # no exploration where iterations are timed; its own default where a law is to be reached
-            **{"lr": LR, "seed": 1000 * seed} | ({} if "tv" in spec else {"explore": 0.0}) | given,
+            # its default exploration stays on, at its own cost: without it this grid's policy may settle near the start, and short
+            # trajectories are quick ones
+            **{"lr": LR, "seed": 1000 * seed} | given,
             batch=spec["batch"],
             seeds=spec.get("seeds", 1),
             device=spec["device"],

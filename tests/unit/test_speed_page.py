@@ -78,7 +78,7 @@ def test_our_run_is_judged_by_its_averaged_policy_and_pays_the_shared_reward(loa
         exact = exact_law(graph, task.channel, run.made.policy)[0].numpy()
     assert np.abs(space.law(run.logits(space.states)) - exact).max() < 1e-6
     assert np.abs(run.log_rewards(space.states) - target.log_reward.numpy()).max() < 1e-6
-    assert run.made.config.train.explore == 0  # the same work as the peers'
+    assert run.made.config.train.explore == 0.1  # its default, and its own cost
 
 
 def test_sequences_are_listed_in_the_order_in_which_the_peers_look_them_up(load):
