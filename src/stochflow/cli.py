@@ -52,7 +52,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Sample:
-    """Draw objects from a trained run."""
+    """Draw objects from a trained run, each with its score, log-reward, log-probability and mode."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 100

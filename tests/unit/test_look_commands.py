@@ -82,3 +82,21 @@ def test_a_tracker_that_is_not_installed_is_told(tmp_path, capsys, monkeypatch):
 def test_watch_refuses_what_is_no_run(tmp_path, capsys):
     assert main(["watch", str(tmp_path)]) == 2
     assert "not a run folder" in capsys.readouterr().err
+
+
+def test_every_sample_has_reward_log_probability_and_mode(trained, capsys):
+    """Without a wish nothing is sorted or left out; the mode is the nearest one of the report's, with its number."""
+    from stochflow.modes import families
+    from stochflow.report import RunFiles
+
+    assert main(["sample", str(trained), "-n", "300"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 300
+    assert list(rows[0]) == ["id", "sequence", "score", "log_reward", "log_pf", "mode"]
+    designs = RunFiles.read(trained).designs
+    heads = [designs[h]["sequence"] for h in families([d["sequence"] for d in designs], [float(d["score"]) for d in designs])[0]]
+    far = [[sum(a != b for a, b in zip(r["sequence"], h, strict=True)) for h in heads] for r in rows]
+    assert [int(r["mode"]) for r in rows] == [1 + f.index(min(f)) for f in far]
+    assert len({r["mode"] for r in rows}) > 1
+    assert main(["sample", str(trained), "-n", "300", "--unique", "--format", "fasta"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"mode={rows[0]['mode']}")
