@@ -197,9 +197,10 @@ class Forecaster:
                     f"back-test learns from, but needs {need}: forecast it by itself, or give up the back-test with --origins 0"
                 )
         log.info("back-test: %d origins, learning from what came up to %s", count, begin)
+        when_shown = str(begin).removesuffix(" 00:00:00")  # a day needs no midnight
 
         def watch(look: Look) -> None:
-            self.watch(look._replace(stage=f"back-test from {begin} on: {look.stage}"))
+            self.watch(look._replace(stage=f"back-test after {when_shown}: {look.stage}"))
 
         earlier = Forecaster(s, self.form, watch).fit(frame, until=begin)
         drawn = earlier.draw(read(frame, s.freq, s.gaps, s.season, schema=earlier.schema)[1], ends)
@@ -326,6 +327,11 @@ class Forecasted(NamedTuple):
     metrics: dict[str, Any]
     table: pd.DataFrame
     files: list[Path]
+
+    @property
+    def summary(self) -> str:
+        """The figures and the first forecasts, in a few lines."""
+        return report.summary(self.metrics, self.table)
 
 
 def forecast_command(

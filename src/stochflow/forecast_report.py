@@ -67,6 +67,38 @@ def _mean(column: Any) -> float:
     return float(np.mean(np.asarray(column, dtype=float)))
 
 
+TOLD = {
+    "mase": "MASE of the median (error in units of the seasonal naive's on the past)",
+    "crps": "CRPS, in the series' units",
+    "pinball": "pinball loss at 0.1 to 0.9, in the series' units",
+    "coverage_80": "share of values within the 80 % interval",
+    "windows": "rolling origins times series",
+    "forecasts": "values forecast and known",
+}
+
+
+def summary(metrics: dict[str, Any], table: pd.DataFrame, rows: int = 12) -> str:
+    """What a person wants to see first: how good the back-test was, and the first series' forecasts."""
+    lines = []
+    if metrics:
+        lines.append("back-test")
+        lines += [f"  {TOLD.get(key, key):<72} {_short(value)}" for key, value in metrics.items()]
+        lines.append("")
+    first = table[table["unique_id"] == table["unique_id"].iloc[0]][:rows]
+    shown = first.drop(columns="unique_id").to_string(index=False, float_format=lambda v: f"{v:.5g}")
+    others = table["unique_id"].nunique() - 1
+    left = len(table) // (others + 1) - len(first)
+    lines.append(f"forecast of {table['unique_id'].iloc[0]}" + (f", its first {rows} steps of {rows + left}" if left else ""))
+    lines += ["  " + line for line in shown.splitlines()]
+    if others:
+        lines.append(f"  and {others} more series in forecasts.csv")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def fan_chart(
     path: Path, history: dict[str, tuple[list[Any], np.ndarray]], table: pd.DataFrame, levels: tuple[int, ...], recent: int
 ) -> None:
