@@ -54,6 +54,8 @@ def law(found: dict[str, Any]) -> str:
         rows.append([world, "(a perfect kernel of states)", "any", f"{here['state_fixed_point']['tv']:.4f}", "", ""])
         for label, row in here["law"].items():
             model, objective = label.rsplit(", ", 1)
+            if objective.endswith("(longer)"):
+                objective = f"{objective.split()[0]}, {row['steps']:,} steps at {row['lr']:g}"
             kernel = figure(row["kernel_tv_on_policy"]) if "kernel_tv_on_policy" in row else ""
             rows.append([world, model, objective, figure(row["tv"]), f"{row['loss']['median']:.4f}", kernel])
     return lines(["world", "model of the noise", "objective", "exact TV to the target", "last loss", "kernel TV on-policy"], rows)
@@ -65,7 +67,16 @@ def trunks(found: dict[str, Any]) -> str:
     rows = []
     for name, row in found["nets"].items():
         rows.append([name, f"{row['parameters']:,}", f"{row['lr']:g}", *[figure(row["tv"][b]) for b in budgets], f"{row['seconds']:.0f}"])
-    return lines(head, rows) + f"\n\nNo policy can come closer than {found['floor_tv']:.4f}. " + measured(found)
+    best = [f"{closest(found['nets'], b)} at {int(b):,}" for b in budgets]
+    said = f"Closest: {'; '.join(best)} samples. No policy can come closer than {found['floor_tv']:.4f}. "
+    return lines(head, rows) + "\n\n" + said + measured(found)
+
+
+def closest(nets: dict[str, Any], budget: str) -> str:
+    """The trunk with the smallest median, and those whose intervals meet its own."""
+    first = min(nets, key=lambda name: nets[name]["tv"][budget]["median"])
+    near = [n for n in nets if n != first and nets[n]["tv"][budget]["low"] <= nets[first]["tv"][budget]["high"]]
+    return first + (f" (and, within the intervals, {', '.join(near)})" if near else "")
 
 
 def decoding(found: dict[str, Any]) -> str:

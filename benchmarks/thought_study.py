@@ -1,16 +1,20 @@
 """Does it help to know what the agent meant? Prediction and law, in two worlds whose noise has a memory.
 
     PYTHONPATH=src python benchmarks/thought_study.py --out benchmarks/results/thought_study.json
+    PYTHONPATH=src python benchmarks/thought_study.py --arms "known + thought_state, db (longer)" --out benchmarks/results/thought_study.json
 
 (a) prediction: held-out NLL and kernel TV of a table, a network of the state, and readers of the history, on the same data;
 (b) the law, exactly: each of them inside marginal balance with pi(a|s), and the reader of histories where thoughts belong to the
 state of flow, policy and backward policy (`augment`). Detailed balance throughout; trajectory balance beside it, because in the
-augmented world detailed balance has twice as many steps to pass the reward back through. Seeds are stacked; figures are medians over them with intervals.
+augmented world detailed balance has twice as many steps to pass the reward back through, and once more with a higher rate and four times the steps (`longer`),
+to see whether it gets there. Seeds are stacked; figures are medians over them with intervals. With --arms the named rows join what --out
+already holds from the same settings, versions and hardware.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +44,9 @@ from stochflow.types import PolicyOut, Task
 
 Maker = Callable[[Strings, list[int]], Dynamics]
 OBJECTIVES: dict[str, Objective] = {"db": DetailedBalance(), "tb": TrajectoryBalance()}
-ARMS = (  # model, thoughts in the state?, objective
+LONGER = {"steps": 4, "lr": 2e-2}  # times the steps, and the rate; else 1 and RATE
+RATE = 3e-3
+ARMS = (  # model, thoughts in the state?, objective; "(longer)": with the budget and the rate of LONGER
     ("table", False, "db"),
     ("state", False, "db"),
     ("thought", False, "db"),
@@ -50,6 +56,8 @@ ARMS = (  # model, thoughts in the state?, objective
     ("thought", False, "tb"),
     ("thought", True, "tb"),
     ("known", True, "tb"),
+    ("thought", True, "db (longer)"),
+    ("known", True, "db (longer)"),
 )
 
 
@@ -137,7 +145,7 @@ def predict(task: Task, make: Maker, seeds: list[int], steps: int, batch: int, d
 
 
 def learn(
-    task: Task, make: Maker, objective: Objective, thought_state: bool, seeds: list[int], steps: int, batch: int, device: str
+    task: Task, make: Maker, objective: Objective, thought_state: bool, seeds: list[int], steps: int, lr: float, batch: int, device: str
 ) -> dict[str, torch.Tensor]:
     """Train by a marginal balance, and compare the exact law with the target."""
     torch.manual_seed(0)
@@ -147,7 +155,7 @@ def learn(
         dynamics = Augmented(world.env, dynamics).to(device)
     policy = Policy(world.env, MLP(64, 2), seeds=seeds).to(device)
     source = OnPolicy(world, policy, batch)  # no exploration: a kernel of states is right for the behaviour it was learned from
-    trainer = Trainer(world, policy, dynamics, objective, source, lr=3e-3, dynamics_lr=2e-3)
+    trainer = Trainer(world, policy, dynamics, objective, source, lr=lr, dynamics_lr=2e-3)
     trainer.train(steps)
     graph = Graph(world.env, device=device)
     wanted = target_law(graph, world).target
@@ -185,6 +193,16 @@ def spreads(found: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {key: spread(values) for key, values in found.items()}
 
 
+def kept(out: Path | None, head: dict[str, Any]) -> dict[str, Any]:
+    """The worlds that a file holds already, if they were measured in the same way."""
+    if out is None or not out.exists():
+        return {}
+    old = json.loads(out.read_text())
+    if {k: v for k, v in old.items() if k != "worlds"} != json.loads(json.dumps(head)):
+        raise SystemExit(f"{out} holds rows that were measured with other settings, versions or hardware: take another --out")
+    return old["worlds"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--letters", type=int, default=3)
@@ -200,25 +218,31 @@ def main() -> None:
     args = parser.parse_args()
     seeds = list(range(args.seeds))
     settings = {k: v for k, v in vars(args).items() if k not in ("out", "worlds", "arms", "device")}
-    result = header(args.device, **settings) | {"worlds": {}}
+    result = header(args.device, **settings)
+    result["worlds"] = kept(args.out, result) if args.arms else {}
     for name, task in worlds(args.letters, args.length).items():
         if args.worlds and name not in args.worlds:
             continue
-        here: dict[str, Any] = {"channel": repr(task.channel), "state_fixed_point": fixed_point(task), "prediction": {}, "law": {}}
+        if name not in result["worlds"]:
+            result["worlds"][name] = {"channel": repr(task.channel), "state_fixed_point": fixed_point(task), "prediction": {}, "law": {}}
+        here = result["worlds"][name]
         print(name, here["state_fixed_point"], flush=True)
-        result["worlds"][name] = here
         for model, make in makers(task).items():
+            if model in here["prediction"]:
+                continue
             here["prediction"][model] = spreads(predict(task, make, seeds, args.predict_steps, args.batch, args.device))
             print(name, model, {k: round(v["median"], 4) for k, v in here["prediction"][model].items()}, flush=True)
-        for model, thought_state, objective in ARMS:
-            label = f"{model}{' + thought_state' if thought_state else ''}, {objective}"
+        for model, thought_state, words in ARMS:
+            label = f"{model}{' + thought_state' if thought_state else ''}, {words}"
             if args.arms and label not in args.arms:
                 continue
             begun = time.perf_counter()
+            objective, longer = words.split()[0], words.endswith("(longer)")
+            steps, lr = (args.steps * LONGER["steps"], LONGER["lr"]) if longer else (args.steps, RATE)
             make = makers(task)[model]
-            found = learn(task, make, OBJECTIVES[objective], thought_state, seeds, args.steps, args.batch, args.device)
-            here["law"][label] = spreads(found) | {"seconds": round(time.perf_counter() - begun, 1)}
-            shown = {k: round(v["median"], 4) for k, v in here["law"][label].items() if k != "seconds"}
+            found = learn(task, make, OBJECTIVES[objective], thought_state, seeds, int(steps), lr, args.batch, args.device)
+            here["law"][label] = spreads(found) | {"seconds": round(time.perf_counter() - begun, 1), "steps": int(steps), "lr": lr}
+            shown = {k: round(v["median"], 4) for k, v in here["law"][label].items() if isinstance(v, dict)}
             print(name, label, shown, here["law"][label]["seconds"], "s", flush=True)
             write(result, args.out)
         write(result, args.out)

@@ -116,3 +116,14 @@ def test_memory_grows_by_the_same_amount_a_letter(benchmarks):
     short, middle, long = (measure(Transformer(16, 2, 1), n, 4, "cpu")["autograd_kb"] for n in (20, 40, 60))
     assert long - middle == pytest.approx(middle - short, rel=0.05)
     assert long < 3.1 * short
+
+
+def test_the_table_of_trunks_names_the_closest_and_those_it_cannot_tell_apart():
+    def tv(median, low, high):
+        return {"tv": {"10": {"median": median, "low": low, "high": high}}, "parameters": 1234, "lr": 0.1, "seconds": 3.2}
+
+    nets = {"mlp": tv(0.3, 0.25, 0.35), "lookup": tv(0.1, 0.05, 0.26), "transformer": tv(0.4, 0.39, 0.41)}
+    found = {"nets": nets, "floor_tv": 0.005, "settings": {}, "versions": {}, "hardware": "a machine"}
+    said = tables().trunks(found)
+    assert "| lookup | 1,234 | 0.1 | 0.1000 (0.0500-0.2600) | 3 |" in said
+    assert "Closest: lookup (and, within the intervals, mlp) at 10 samples. No policy can come closer than 0.0050." in said
