@@ -198,9 +198,7 @@ def test_only_a_reader_of_thoughts_learns_a_memory_of_thoughts():
             traj = rollout(task, policy, 128)
             model.observe(traj)
             if flat is not None:
-                flat.zero_grad()
-                model.loss(traj).sum().backward()
-                flat.clip_gradient()
+                flat.differentiate(model.loss(traj))
                 flat.update(torch.tensor(float(step)))
         found[name] = dynamics_report(env, model, task.channel, rollout(task, policy, 4000))
     for name in ("table", "state"):
