@@ -322,13 +322,16 @@ def _panels(found: Comparison) -> list[Any]:
 
 
 def _seeds_panel(found: Comparison, key: str) -> Any:
-    from stochflow.report.drawing import INK, SERIES, Panel, axes, svg
+    from stochflow.report.drawing import FAINT, INK, SERIES, Panel, axes, svg
 
     figure, ax = axes(height=1.1 + 0.32 * len(found.arms), x=METRICS[key][0], y="run")
     for i, arm in enumerate(found.arms):
         each = list(arm.figures[key].values())
         ax.plot(each, [i] * len(each), linestyle="none", marker="o", markersize=4, markeredgewidth=0, alpha=0.55, color=SERIES[0])
         ax.plot([np.median(each)], [i], linestyle="none", marker="|", markersize=14, markeredgewidth=2, color=INK)
+    ax.locator_params(axis="x", nbins=5)
+    ax.ticklabel_format(axis="x", scilimits=(-2, 4))  # small figures share one power of ten: written out they would overlap
+    ax.xaxis.get_offset_text().set_color(FAINT)
     ax.set_yticks(range(len(found.arms)), [a.label if len(a.label) <= 34 else a.label[:33] + "…" for a in found.arms])
     ax.set_ylim(len(found.arms) - 0.5, -0.5)
     better = "left" if METRICS[key][1] < 0 else "right"

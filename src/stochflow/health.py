@@ -77,7 +77,8 @@ def by_seed(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _which(i: int, fired: int, count: int, config: dict[str, Any]) -> str:
     seed = int(config.get("train", {}).get("seed", 0)) + i
-    return f"seed {seed}; in {fired} of {count} seeds" if fired < count else f"seed {seed}; in all {count} seeds"
+    where = f"in {fired} of {count} seeds" if fired < count else "in both seeds" if count == 2 else f"in all {count} seeds"
+    return f"seed {seed}; {where}"
 
 
 def verdict(findings: Sequence[Finding], step: int = WARM_UP) -> str:

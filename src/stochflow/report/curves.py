@@ -26,7 +26,9 @@ def loss(run: RunFiles) -> Panel | None:
     figure, ax = axes(x="training step", y="loss")
     draw(ax, run.rows, "loss", SERIES[0], "loss")
     _log_if_wide(ax, run.rows, ["loss"])
-    noisy = "In a noisy world its floor is above zero, so a small loss is not the goal: the distance below is." if _noisy(run) else ""
+    noisy = (
+        "In a noisy world its floor is above zero, so a small loss is not the goal: the distance to the target is." if _noisy(run) else ""
+    )
     return Panel(
         "loss", "Loss", svg(figure, "Loss over training steps"), f"What is minimised ({run.config.train.objective}). {noisy}".rstrip()
     )

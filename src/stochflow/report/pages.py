@@ -144,7 +144,8 @@ def _environment(run: RunFiles) -> str:
         return ""
     versions = ", ".join(f"{k} {v}" for k, v in (e.get("versions") or {}).items())
     parts = [f"stochflow {e.get('stochflow')}", f"commit {e['commit']}" if e.get("commit") else "", f"Python {e.get('python')}", versions]
-    parts += [f"{e.get('device')}, {e.get('cores')} cores, {e.get('threads')} threads" if e.get("device") else ""]
+    threads = f"{e.get('threads')} thread{'' if e.get('threads') == 1 else 's'}"
+    parts += [f"{e.get('device')}, {e.get('cores')} cores, {threads}" if e.get("device") else ""]
     return "; ".join(p for p in parts if p) + "."
 
 
