@@ -1,0 +1,106 @@
+"""A rollout in one kernel is, in law, the rollout step by step. Needs a CUDA device with Triton."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stochflow.channels import Confusion, Exact, Slip
+from stochflow.config import configure
+from stochflow.envs import Grid, Strings
+from stochflow.exact import Graph, exact_law
+from stochflow.experiment import Experiment
+from stochflow.nets import MLP, Lookup, Policy
+from stochflow.rewards import Linear
+from stochflow.rollout import rollout
+from stochflow.types import Task
+
+pytestmark = pytest.mark.gpu
+
+DRAWS = 200_000
+WORLDS = {
+    "grid": lambda: Grid(2, 4),
+    "cube": lambda: Grid(3, 3),
+    "strings": lambda: Strings("ACGT", 3),
+    "variable": lambda: Strings("AB", 4, 1),
+}
+
+
+def score(state):
+    return state.float().sum(-1)
+
+
+def make(world: str, channel, net) -> tuple[Task, Policy]:
+    env = WORLDS[world]()
+    policy = Policy(env, net, seeds=(0, 1)).to("cuda")
+    with torch.no_grad():
+        policy.head.weight.mul_(10)  # far from uniform
+    return Task(env, channel, score, Linear()), policy
+
+
+CASES = [
+    (w, c, n) for w in WORLDS for c in (Exact(), Slip(0.3)) for n in (MLP(32, 2), Lookup(16, 2, 32)) if w[0] in "sv" or isinstance(n, MLP)
+]
+
+
+@pytest.mark.parametrize(("world", "channel", "net"), CASES, ids=lambda x: str(x))
+def test_its_samples_have_the_exact_law(world, channel, net):
+    pytest.importorskip("triton", reason="the kernel is written in Triton")
+    from stochflow.rollout_kernel import fits
+
+    task, policy = make(world, channel, net)
+    assert fits(task, policy)
+    torch.manual_seed(0)
+    found = rollout(task, policy, DRAWS)
+    graph = Graph(task.env, device="cuda")
+    with torch.no_grad():
+        want = exact_law(graph, channel, policy).cpu()  # [S, N]
+    for s in range(2):
+        count = torch.bincount(task.env.index(found.states[-1, s]).cpu(), minlength=want.shape[1]).double()
+        tv = 0.5 * (count / DRAWS - want[s]).abs().sum()
+        assert float(tv) < 3 * (len(graph) / DRAWS) ** 0.5, float(tv)  # sampling alone gives about 0.4 of that root
+
+
+@pytest.mark.parametrize(("world", "channel", "net"), CASES, ids=lambda x: str(x))
+def test_its_trajectories_hold_together(world, channel, net):
+    pytest.importorskip("triton", reason="the kernel is written in Triton")
+    task, policy = make(world, channel, net)
+    env = task.env
+    for explore in (None, torch.tensor(0.5, device="cuda", dtype=torch.float64)):
+        traj = rollout(task, policy, 1001, explore=explore)
+        stopped = torch.zeros_like(traj.alive[0])
+        for t in range(env.horizon):
+            mask, alive = env.moves(traj.states[t]), traj.alive[t]
+            assert torch.equal(alive, env.real_moves(mask).any(-1) & ~stopped)
+            for chosen in (traj.actions[t], traj.moves[t]):
+                assert bool(mask.gather(-1, chosen.unsqueeze(-1))[alive].all())
+            assert torch.equal(
+                torch.where(alive.unsqueeze(-1), env.step(traj.states[t], traj.moves[t]), traj.states[t]), traj.states[t + 1]
+            )
+            if env.stop is not None:
+                stopped = stopped | (alive & (traj.actions[t] == env.stop))
+                assert torch.equal((traj.actions[t] == env.stop)[alive], (traj.moves[t] == env.stop)[alive])
+    assert not torch.equal(traj.states, rollout(task, policy, 1001).states)
+
+
+def test_what_it_does_not_know_walks_step_by_step():
+    pytest.importorskip("triton", reason="the kernel is written in Triton")
+    from stochflow.rollout_kernel import fits
+
+    env = Strings("AB", 3)
+    policy = Policy(env, MLP(32, 2)).to("cuda")
+    noisy = Task(env, Confusion([[0.9, 0.1], [0.2, 0.8]]), score, Linear())
+    assert not fits(noisy, policy)
+    assert not fits(Task(env, Exact(), score, Linear()), Policy(env, MLP(48, 2)))
+    assert rollout(noisy, policy, 10).states.shape == (4, 1, 10, 3)
+
+
+def test_a_run_with_the_kernel_learns_what_a_run_without_it_learns():
+    pytest.importorskip("triton", reason="the kernel is written in Triton")
+    errors = []
+    for kernel in (False, True):
+        made = Experiment(configure("grid", side=6, device="cuda", seeds=4, batch=64, net="mlp", hidden=64))
+        made.trainer.source.kernel = kernel
+        made.trainer.train(1500)
+        errors.append(float(torch.as_tensor(made.measure()["tv"]).mean()))
+    assert max(errors) < 0.02, errors
