@@ -144,6 +144,7 @@ class Experiment:
             dynamics_buffer=self._make_buffer(0.0) if off_policy else None,
             dynamics_rounds=t.dynamics_off_pol_rounds,
             dynamics_sample_size=t.dynamics_sample_size,
+            compile=t.compile,
         )
 
     def _make_dynamics(self, rows: list[int]) -> Dynamics:
@@ -174,7 +175,9 @@ class Experiment:
         if replayed >= t.batch:
             raise UserError(f"--replay {t.replay} of --batch {t.batch} leaves no fresh trajectory: lower it")
         temper = objective.temper if t.explore_entropy and isinstance(objective, SGFNKL) else None
-        fresh = OnPolicy(self.task, self.policy, t.batch - replayed, 0.0 if on_policy else t.explore, t.explore_tau, temper)
+        fresh = OnPolicy(
+            self.task, self.policy, t.batch - replayed, 0.0 if on_policy else t.explore, t.explore_tau, temper, compile=t.compile
+        )
         if replayed == 0:
             return fresh
         return Mixed(fresh, self._make_buffer(0.5 if t.replay_priority else 0.0), replayed)

@@ -91,6 +91,7 @@ class Trunk(nn.Module):
     """From states to hidden vectors. `advance` may keep what it needs of the past in its cache."""
 
     width: int
+    grows: bool = False  # True: `advance` does more at later steps
     numbered: bool = False  # True: it reads each state for itself, and the environment numbers states
 
     def forward(self, state: Tensor, context: Tensor | None) -> Tensor:

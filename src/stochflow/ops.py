@@ -27,6 +27,8 @@ def log_exponential(like: Tensor) -> Tensor:
 
 def keep(mask: Tensor, x: Tensor, other: float) -> Tensor:
     """x where the mask allows, else the number, which is laid out once: `torch.where` would fill one at every call, a kernel of its own."""
+    if torch.compiler.is_compiling():  # there a number costs nothing
+        return torch.where(mask, x, other)
     key = (other, x.dtype, x.device)
     if key not in _NUMBERS:
         _NUMBERS[key] = torch.tensor(other, dtype=x.dtype, device=x.device)
@@ -39,6 +41,8 @@ _COUNTS: dict[tuple[int, torch.device], Tensor] = {}
 
 def arange(n: int, device: torch.device) -> Tensor:
     """`torch.arange(n)` made once a device: a constant should not cost a kernel at every step."""
+    if torch.compiler.is_compiling():
+        return torch.arange(n, device=device)
     key = (n, device)
     if key not in _COUNTS:
         _COUNTS[key] = torch.arange(n, device=device)
@@ -47,6 +51,8 @@ def arange(n: int, device: torch.device) -> Tensor:
 
 def always(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
     """A mask that allows everything and costs nothing: one True, expanded."""
+    if torch.compiler.is_compiling():
+        return torch.ones((), dtype=torch.bool, device=device).expand(shape)
     if device not in _TRUE:
         _TRUE[device] = torch.ones((), dtype=torch.bool, device=device)
     return _TRUE[device].expand(shape)

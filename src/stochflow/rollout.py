@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,13 @@ def rollout(
     explore: Tensor | float | None = None,
     temper: Tensor | float | None = None,
     kernel: bool = True,
+    compiled: Compiled | None = None,
 ) -> Trajectories:
     """`batch` trajectories a seed, without scores (`score` is zero: the oracle speaks next).
 
     `row` [S, B] = context rows; `explore` = probability of a uniform legal action; `temper` flattens the policy,
-    pi^(1/temper). Both are for training; samples for use take neither. `kernel`: on a GPU, all steps in one kernel where one fits.
+    pi^(1/temper). Both are for training; samples for use take neither. `kernel`: on a GPU, all steps in one kernel where one fits;
+    `compiled`: else the parts of a step, compiled.
     """
     env, seeds, device = task.env, policy.num_seeds, policy.device
     if kernel and device.type == "cuda" and temper is None and row is None:
@@ -43,40 +45,87 @@ def rollout(
     logits, cache = policy.begin(state, policy.context(state))
     memory = task.channel.begin(state)
     noise = _noise(env, logits)
+    steps = Compiled(_turn, _free_turn, policy.advance) if compiled is None else compiled
     if env.free:
-        return _free_rollout(task, policy, state, logits, cache, memory, noise, explore, temper)
+        return _free_rollout(task, steps, state, logits, cache, memory, noise, explore, temper)
     stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
     states, actions, moves, alives = [state], list[Tensor](), list[Tensor](), list[Tensor]()
     for t in range(env.horizon):
-        mask = env.moves(state)
-        legal = env.real_moves(mask)
-        alive = legal.any(-1) & ~stopped
+        before = state
+        state, action, move, alive, stopped, memory = steps.turn(task, state, logits, stopped, memory, noise(t), explore, temper)
         if seeds == 1 and device.type == "cpu" and not bool(alive.any()):
             # All have finished. A GPU would have to be waited for; several seeds would end one another's random numbers.
             left = env.horizon - t
-            actions, moves, alives = actions + left * [actions[-1]], moves + left * [moves[-1]], alives + left * [alive]
-            states += left * [state]
+            actions, moves, alives = actions + left * [action], moves + left * [move], alives + left * [alive]
+            states += left * [before]
             break
-        action = (explored(logits, mask, explore, temper) - noise(t)).argmax(-1)
-        move = task.channel.sample(state, legal, action, memory)
-        if env.stop is not None:
-            meant = action == env.stop
-            move = torch.where(meant, action, move)
-            stopped = stopped | meant
-        memory = task.channel.remember(memory, state, action, move)
-        state = torch.where(alive.unsqueeze(-1), env.step(state, move), state)
         states.append(state)
         actions.append(action)
         moves.append(move)
         alives.append(alive)
         if t + 1 < env.horizon:
-            logits, cache = policy.advance(cache, state, move, t)
+            logits, cache = steps.advance(cache, state, move, t)
     return _fresh(torch.stack(states), torch.stack(actions), torch.stack(moves), torch.stack(alives))
+
+
+class Compiled(NamedTuple):
+    """The parts of a rollout's step; by `torch.compile` they are compiled once or twice, whatever the horizon."""
+
+    turn: Callable[..., Any]
+    free_turn: Callable[..., Any]
+    advance: Callable[..., Any]
+
+
+def compiled(policy: Any) -> Compiled:
+    """The transformer's `advance` stays as it is: its shapes grow from step to step."""
+    advance = policy.advance if policy.trunk.grows else torch.compile(policy.advance)
+    return Compiled(torch.compile(_turn, dynamic=False), torch.compile(_free_turn, dynamic=False), advance)
+
+
+def _turn(
+    task: Task,
+    state: Tensor,
+    logits: Tensor,
+    stopped: Tensor,
+    memory: Tensor | None,
+    noise: Tensor,
+    explore: Tensor | float | None,
+    temper: Tensor | float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """One decision and what comes of it: (next state, action, move, alive, stopped, memory)."""
+    env = task.env
+    mask = env.moves(state)
+    legal = env.real_moves(mask)
+    alive = legal.any(-1) & ~stopped
+    action = (explored(logits, mask, explore, temper) - noise).argmax(-1)
+    move = task.channel.sample(state, legal, action, memory)
+    if env.stop is not None:
+        meant = action == env.stop
+        move = torch.where(meant, action, move)
+        stopped = stopped | meant
+    memory = task.channel.remember(memory, state, action, move)
+    state = torch.where(alive.unsqueeze(-1), env.step(state, move), state)
+    return state, action, move, alive, stopped, memory
+
+
+def _free_turn(
+    task: Task,
+    state: Tensor,
+    logits: Tensor,
+    memory: Tensor | None,
+    noise: Tensor,
+    explore: Tensor | float | None,
+    temper: Tensor | float | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A decision where everything is legal: (action, move, memory)."""
+    action = (explored(logits, None, explore, temper) - noise).argmax(-1)
+    move = task.channel.sample(state, always(logits.shape, state.device), action, memory)
+    return action, move, task.channel.remember(memory, state, action, move)
 
 
 def _free_rollout(
     task: Task,
-    policy: Any,
+    steps: Compiled,
     state: Tensor,
     logits: Tensor,
     cache: Any,
@@ -89,17 +138,14 @@ def _free_rollout(
     env, device = task.env, state.device
     column = env.state_dim - env.horizon
     states = state.repeat(env.horizon + 1, 1, 1, 1)
-    legal = always(logits.shape, device)
     actions, moves = [], []
     for t in range(env.horizon):
-        action = (explored(logits, None, explore, temper) - noise(t)).argmax(-1)
-        move = task.channel.sample(states[t], legal, action, memory)
-        memory = task.channel.remember(memory, states[t], action, move)
+        action, move, memory = steps.free_turn(task, states[t], logits, memory, noise(t), explore, temper)
         states[t + 1 :, ..., column + t] = move
         actions.append(action)
         moves.append(move)
         if t + 1 < env.horizon:
-            logits, cache = policy.advance(cache, states[t + 1], move, t)
+            logits, cache = steps.advance(cache, states[t + 1], move, t)
     return _fresh(states, torch.stack(actions), torch.stack(moves), always((env.horizon, *state.shape[:2]), device))
 
 

@@ -37,8 +37,8 @@ def _gumbel(seed, place):
 @triton.jit
 def _walk(
     states, actions, moves, alives,  # out: [T+1, S, B, D], [T, S, B] int64 and one byte a flag
-    sums,  # [S, B, H]: the first layer at the first state, before its rectifier; ours to change
-    first, second, second_bias, head, head_bias, table,  # [S, ...] each
+    sums,  # scratch [S, B, H]: the first layer before its rectifier
+    first, first_bias, second, second_bias, head, head_bias, table,  # [S, ...] each
     seed, explore, alpha,
     num_seeds, batch, num_features, table_rows, T: tl.constexpr,
     STRING: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, LEAST: tl.constexpr, STOP: tl.constexpr, M: tl.constexpr,
@@ -71,6 +71,12 @@ def _walk(
     index = tl.zeros([ROWS], tl.int64)
     stopped = tl.zeros([ROWS], tl.int32)
     tl.store(states + row_of[:, None] * D + x, state.to(tl.int64), mask=inside[:, None] & (x < D))
+    begun = tl.load(first_bias + s * H + h)
+    if not STRING:
+        for d in tl.static_range(D):
+            begun += tl.load(first + d * SIZE * H + h)
+    tl.store(sums + row_of[:, None] * H + h[None, :], tl.zeros([ROWS, H], tl.float32) + begun[None, :], mask=inside[:, None])
+    tl.debug_barrier()
 
     for t in range(T):
         # what is legal, and whether anything is left to decide
@@ -176,13 +182,12 @@ def walk(task: Task, policy: Any, batch: int, explore: Tensor | float | None) ->
     states = torch.empty(horizon + 1, seeds, batch, wide, dtype=torch.long, device=device)
     actions, moves = torch.empty(2, horizon, seeds, batch, dtype=torch.long, device=device)
     alive = torch.empty(horizon, seeds, batch, dtype=torch.bool, device=device)
-    start = env.features(env.initial((seeds, 1), torch.zeros(seeds, 1, dtype=torch.long, device=device)))
-    sums = one(start).repeat(1, batch, 1)
+    sums = torch.empty(seeds, batch, one.weight.shape[2], device=device)
     key = torch.randint(2**31 - 1, (1,), device=device)
     chance = None if explore is None else torch.as_tensor(explore, dtype=torch.float32, device=device)
     _walk[(seeds, triton.cdiv(batch, rows))](
         states, actions, moves, alive.view(torch.int8),
-        sums, one.weight, two.weight, two.bias, policy.head.weight, policy.head.bias, table,
+        sums, one.weight, one.bias, two.weight, two.bias, policy.head.weight, policy.head.bias, table,
         key, chance, getattr(channel, "alpha", 0.0),
         seeds, batch, one.weight.shape[1], 0 if table is None else table.shape[1], horizon,
         STRING=string, D=wide, SIZE=env.tokens if string else env.side, LEAST=(env.min_length or 0) if string else 0,

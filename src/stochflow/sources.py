@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stochflow.buffer import Buffer, join
-from stochflow.rollout import rollout
+from stochflow.rollout import compiled, rollout
 from stochflow.types import Task, Trajectories
 
 
@@ -43,9 +43,10 @@ class OnPolicy(Source):
         tau: float = 100.0,
         temper: Callable[[], Tensor] | None = None,
         kernel: bool = True,
+        compile: bool = False,
     ):
         super().__init__()
-        self.temper, self.kernel = temper, kernel
+        self.temper, self.kernel, self.compiled = temper, kernel, compiled(policy) if compile else None
         self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
         self._policy = [policy]  # held, not owned: its weights are the trainer's to save
 
@@ -53,7 +54,9 @@ class OnPolicy(Source):
         policy = self._policy[0]
         explore = self.explore / (1 + step / self.tau) if self.explore > 0 else None
         temper = None if self.temper is None else self.temper()
-        return rollout(self.task, policy, self.batch, row=self.rows(policy), explore=explore, temper=temper, kernel=self.kernel)
+        return rollout(
+            self.task, policy, self.batch, row=self.rows(policy), explore=explore, temper=temper, kernel=self.kernel, compiled=self.compiled
+        )
 
     def rows(self, policy: Any) -> Tensor | None:
         """A random context for each trajectory; None where there are no contexts."""

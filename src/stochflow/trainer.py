@@ -17,7 +17,7 @@ from stochflow.evaluate import evaluate
 from stochflow.flat import FlatParameters
 from stochflow.objectives import Objective
 from stochflow.sources import Source
-from stochflow.types import Task, Terms, Trajectories, World
+from stochflow.types import Task, Trajectories, World
 
 STATS = (
     "loss",
@@ -55,6 +55,7 @@ class Trainer:
         dynamics_rounds: int = 1,
         dynamics_sample_size: int = 16,
         capture: bool = True,
+        compile: bool = False,
     ):
         self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
         self.dynamics_buffer, self.dynamics_rounds, self.dynamics_sample_size = dynamics_buffer, dynamics_rounds, dynamics_sample_size
@@ -67,6 +68,8 @@ class Trainer:
         self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
         self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
         self.capture = capture
+        made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
+        self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
 
     # one iteration ----------------------------------------------------------------------------------------------
@@ -84,20 +87,30 @@ class Trainer:
 
     def learn(self, traj: Trajectories, note: bool = True) -> None:
         """One step of policy and dynamics; `note`: also write down the figures of this iteration."""
-        batch = self.source.mix(traj)
-        needs = self.objective.needs | {"entropy"} if note else self.objective.needs
         with self._steady_dynamics():
-            terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, needs)
-        world = World(
-            self.task, self.policy, self.dynamics, batch, self.step, self._ask, self._steady_policy if self.objective.bootstraps else None
-        )
-        loss, extra = self.objective.loss_and_stats(terms, world)  # [S]
+            loss, figures = self._judge(self.source.mix(traj), note)
         norm = self.policy_flat.differentiate(loss)
         self.policy_flat.update(self.step)
         dynamics_loss, dynamics_norm = self._learn_dynamics(traj)
         if note:
-            self._note(batch, terms, [loss.detach(), dynamics_loss, norm, dynamics_norm], extra)
+            self._note([loss.detach(), dynamics_loss, norm, dynamics_norm], figures)
         self.step += 1
+
+    def judge(self, batch: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
+        """The loss of a batch [S] and, where asked, its figures in the order of STATS from the fifth on; a pure function of weights and batch."""
+        needs = self.objective.needs | {"entropy"} if note else self.objective.needs
+        terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, needs)
+        world = World(
+            self.task, self.policy, self.dynamics, batch, self.step, self._ask, self._steady_policy if self.objective.bootstraps else None
+        )
+        loss, extra = self.objective.loss_and_stats(terms, world)
+        if not note:
+            return loss, []
+        length = batch.alive.sum(0).float()
+        log_z = terms.log_flow[0] if terms.log_flow is not None else terms.log_z
+        entropy = terms.entropy.sum((0, 2)) / length.sum(1).clamp(min=1)
+        figures = [log_z.mean(1), batch.score.mean(1), terms.log_reward.mean(1), length.mean(1), entropy]
+        return loss, [x.detach() for x in (*figures, *[extra[name] for name in self.objective.reports])]
 
     def iterate(self, note: bool = True) -> None:
         """One iteration; on a GPU, from the second on, a replay of its recording. Figures that nobody reads need no noting."""
@@ -189,20 +202,16 @@ class Trainer:
 
     def _dynamics_step(self, traj: Trajectories) -> tuple[Tensor, Tensor]:
         assert self.dynamics_flat is not None
-        loss = self.dynamics.loss(traj)
+        loss = self._dynamics_loss(traj)
         norm = self.dynamics_flat.differentiate(loss)
         self.dynamics_flat.update(self.step)
         return loss.detach(), norm
 
     @torch.no_grad()
-    def _note(self, batch: Trajectories, terms: Terms, learned: list[Tensor], extra: dict[str, Tensor]) -> None:
+    def _note(self, learned: list[Tensor], figures: list[Tensor]) -> None:
         """Figures of this iteration into static memory; `learned` in the order of STATS' first four."""
-        length = batch.alive.sum(0).float()
-        log_z = terms.log_flow[0] if terms.log_flow is not None else terms.log_z
-        entropy = terms.entropy.sum((0, 2)) / length.sum(1).clamp(min=1)
         finite = (torch.isfinite(learned[0]) & torch.isfinite(learned[2])).float()
-        rows = [*learned, log_z.mean(1), batch.score.mean(1), terms.log_reward.mean(1), length.mean(1), entropy, finite]
-        rows += [extra[name] for name in self.objective.reports]
+        rows = [*learned, *figures[:5], finite, *figures[5:]]
         self.raw_stats.copy_(torch.stack([r.to(self.raw_stats) for r in rows]))
 
     @property

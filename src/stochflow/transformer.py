@@ -111,6 +111,8 @@ class Cache(NamedTuple):
 
 
 class _TransformerTrunk(Trunk):
+    grows = True
+
     def __init__(self, env: Env, spec: Transformer, gens: Generators, context: int):
         super().__init__()
         strings = strings_of(env)
