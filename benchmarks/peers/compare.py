@@ -113,7 +113,8 @@ def questions(given: argparse.Namespace) -> list[tuple[str, dict[str, Any], tupl
     """(kind, question, who is asked), most telling first, so that a run that is out of time has lost least."""
     asked: list[tuple[str, dict[str, Any], tuple[str, ...]]] = []
     for at, batch in enumerate(given.batches):
-        asked += [("speed", {"task": t, "batch": batch}, given.libraries) for t in given.tasks]
+        who = tuple(n for n in given.libraries if n != "torchgfn" or batch <= given.torchgfn_most)
+        asked += [("speed", {"task": t, "batch": batch}, who) for t in given.tasks]
         if "tfbind8" in given.tasks and "stochflow" in given.libraries:  # noise with a learned model of it: the peers have no such thing
             asked.append(("noise", {"task": "tfbind8", "batch": batch, "stick": 0.25}, ("stochflow",)))
         if given.seeds and "stochflow" in given.libraries:
@@ -124,6 +125,8 @@ def questions(given: argparse.Namespace) -> list[tuple[str, dict[str, Any], tupl
                 for goal in GOALS
                 if goal["task"] in given.tasks
             ]
+    for batch in given.compiled:
+        asked += [("compiled", {"task": t, "batch": batch}, ("stochflow",)) for t in given.tasks]
     return asked
 
 
@@ -153,6 +156,7 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "noise": [],
         "seeds": [],
         "tv": [],
+        "compiled": [],
     }
     common = {"device": given.device, "threads": given.threads, "folder": str(folder), "budget": given.budget, "limit": given.limit}
     for kind, question, who in questions(given):
@@ -169,8 +173,8 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 "chunk": chunk(given, question),
                 "warm": warm(given, question),
             }
-            if name == "stochflow" and given.settings:
-                spec["settings"] = dict(given.settings)
+            if name == "stochflow":
+                spec["settings"] = dict(given.settings) | ({"compile": True} if kind == "compiled" else {})
             row[name] = made[name].ask(spec)
             shown = {
                 k: v
@@ -231,6 +235,8 @@ def main() -> None:
     a.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     a.add_argument("--batches", type=int, nargs="+", default=[16, 512, 4096])
     a.add_argument("--seeds", type=int, nargs="*", default=[], help="stacked seeds to time besides, stochflow alone")
+    a.add_argument("--compiled", type=int, nargs="*", default=[], help="batches to time besides with --compile, stochflow alone")
+    a.add_argument("--torchgfn-most", type=int, default=1 << 30, help="the largest batch to ask of torchgfn: it is slow to measure")
     a.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=LIBRARIES)
     a.add_argument("--budget", type=float, default=2.0, help="seconds of measuring a figure")
     a.add_argument("--warm", type=int, help="iterations before the clock starts (default 300 at batch 16 on the CPU, else 20)")

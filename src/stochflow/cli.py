@@ -10,6 +10,7 @@ import inspect
 import json
 import logging
 import sys
+import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from stochflow import __version__
 from stochflow.config import OBJECTIVES, TASKS, Config, Train, UserTask, find_task
 from stochflow.errors import UserError, did_you_mean
 from stochflow.forecast_config import Forecast
-from stochflow.terminal import Progress, closing, complain, floor_table, number, table
+from stochflow.terminal import Progress, closing, complain, floor_table, table
 
 COMMANDS = {
     "train TASK": "train a sampler and measure it against the best that is possible",
@@ -383,11 +384,27 @@ def _watch(words: list[str]) -> int:
     return watch_command(asked.run, asked.port, asked.every)
 
 
+def _tell(show: Progress, look: Any, out: Path) -> None:
+    """A forecast trains several times over: each time is named, and has the progress line of a run."""
+    if show.quiet:
+        return
+    if show.path is None:
+        show.start(out, 0, look.steps)
+    if look.step == 0:
+        show.begun, show.spoken = time.monotonic(), False
+        print(look.stage, flush=True) if show.bar is None else show.bar.console.print(look.stage, markup=False, highlight=False)
+        return
+    if show.bar is not None:
+        show.bar.update(show.row, total=look.steps)
+    show.update({"step": look.step, "loss": look.loss}, look.steps)
+
+
 def _forecast(words: list[str]) -> int:
     fields = [
         ("data", Annotated[str, tyro.conf.Positional, _help("CSV of unique_id, ds, y, or a shipped series")], field(default="co2")),
         ("settings", Forecast, field(default=Forecast())),
         ("out", Annotated[Path, _help("folder to write; it must not exist yet")], field(default=Path("forecast"))),
+        ("quiet", Annotated[bool, _help("say only the final figures")], field(default=False)),
     ]
     made = dataclasses.make_dataclass("forecast", fields, frozen=True)
     made.__doc__ = inspect.getdoc(Forecast)
@@ -395,9 +412,10 @@ def _forecast(words: list[str]) -> int:
     asked.settings.check()
     from stochflow.forecast import forecast_command
 
-    done = forecast_command(asked.settings, asked.data, asked.out)
-    for key, value in done.metrics.items():
-        print(f"  {key:<28} {number(value)}")
+    show = Progress(asked.quiet)
+    with show:
+        done = forecast_command(asked.settings, asked.data, asked.out, lambda look: _tell(show, look, asked.out))
+    print(done.summary if asked.quiet else "\n" + done.summary)
     print("\nwritten:")
     for file in done.files:
         print(f"  {file}")
