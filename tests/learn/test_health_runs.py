@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from stochflow.config import configure
+from stochflow.config import TASKS, configure
 from stochflow.experiment import train
-from stochflow.health import CHECKS, diagnose
+from stochflow.health import CHECKS, WARM_UP, diagnose
 
 pytestmark = pytest.mark.slow
 
+HERE = Path(__file__).parent
+RECORDED = ("tfbind8", "bits", "gc", "peptide", "rna")  # every task that ships but the grid, which is trained here
+
 QUICK = {"log_every": 25, "eval_every": 100, "save_every": 1000, "device": "cpu"}
 BROKEN = {  # what breaks it, and what must be found
-    "log_z_lag": ("grid", {"objective": "tb", "lr": 1e-6, "base": 1e-9, "side": 16, "steps": 300}),
+    # log Z starts from the first batch, whose rewards are not yet raised to beta; it is never moved
+    "log_z_lag": ("tfbind8", {"beta": 6.0, "ramp": 200.0, "lr": 1e-6, "batch": 64, "steps": 300, "dynamics": "known"}),
     "policy_collapse": ("grid", {"objective": "tb", "side": 16, "base": 1e-9, "explore": 0.0, "lr": 0.02, "steps": 400}),
     "loss_at_floor": ("grid", {"objective": "naive-db", "stick": 0.5, "steps": 600}),
     "dynamics_not_learned": ("grid", {"stick": 0.25, "dynamics_lr": 1e-7, "steps": 300}),
@@ -46,12 +50,31 @@ def test_none_fires_at_any_line_of_a_default_grid_run_over_five_seeds(settings, 
     assert set().union(*findings_at_every_line(tmp_path / "default")) == set()
 
 
-def test_none_fires_at_any_line_of_the_default_tfbind8_run_over_five_seeds():
-    """Its log was recorded by `stochflow train tfbind8 --seeds 5`, which takes minutes."""
-    recorded = Path(__file__).parent / "tfbind8-default-5-seeds.jsonl"
-    rows = [json.loads(line) for line in recorded.read_text().splitlines()]
-    config = configure("tfbind8", seeds=5).to_dict()
-    assert rows[-1]["step"] == config["train"]["steps"]
-    assert len(rows[-1]["seeds"]["tv"]) == 5
+def test_every_task_that_ships_is_here():
+    assert {"grid", *RECORDED} == TASKS.keys()
+
+
+LAGGING = pytest.mark.xfail(
+    condition=TASKS["peptide"].train["objective"] == "tb",
+    strict=True,
+    reason="the default objective of peptides learns a log Z, which starts 65 nats too low and moves by a nat in a hundred steps: the "
+    "diagnostic is right about that run. What was recorded is the run with --objective logvar.",
+)
+
+
+@pytest.mark.parametrize("task", [pytest.param(t, marks=LAGGING) if t == "peptide" else t for t in RECORDED])
+def test_none_fires_at_any_line_of_a_recorded_default_run_over_five_seeds(task):
+    """The first stretch of the task's default run; `record_defaults.py` records it in minutes."""
+    first, *rows = [json.loads(line) for line in (HERE / f"{task}-default-5-seeds.jsonl").read_text().splitlines()]
+    config = first["config"]
+    length = {k: config["train"][k] for k in ("seeds", "steps", "log_every", "eval_every", "save_every", "device", "threads")}
+    now = configure(task, **length).to_dict()
+    for part in ("task", "train"):  # settings that came later are not in an older record
+        changed = {k: (v, now[part].get(k)) for k, v in config[part].items() if now[part].get(k) != v}
+        assert changed == {}, f"a default has changed since: python tests/learn/record_defaults.py {task}"
+    looks = [r for r in rows if len(r["seeds"].get("elbo", [])) == 5]
+    assert rows[-1]["step"] == config["train"]["steps"] == looks[-1]["step"]
+    assert len(looks) >= (1 if task == "rna" else 2)  # a slow oracle is asked about a sample only at the end
+    assert all(r["step"] >= WARM_UP for r in looks)
     for n in range(1, len(rows) + 1):
         assert [str(f) for f in diagnose(rows[:n], config)] == []
