@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from stochflow.tasks import strings_task as strings_task
     from stochflow.tasks import tfbind8_task as tfbind8_task
     from stochflow.trainer import Trainer as Trainer
+    from stochflow.transformer import Transformer as Transformer
     from stochflow.types import Task as Task
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ _HOME = {
     "Task": "types",
     **dict.fromkeys(["Power", "Linear"], "rewards"),
     "Policy": "nets",
+    "Transformer": "transformer",
     **dict.fromkeys(["Known", "Tabular", "Neural"], "dynamics"),
     **dict.fromkeys(["rollout", "backward_rollout"], "rollout"),
     "evaluate": "evaluate",

@@ -130,7 +130,7 @@ class Experiment:
         if objective.memory is not None:
             objective.memory.to(self.device)
         self.dynamics = self._make_dynamics(rows)
-        off_policy = t.dynamics_off_pol and isinstance(self.dynamics, Neural)
+        off_policy = t.dynamics_off_pol and any(True for _ in self.dynamics.parameters())
         self.trainer = Trainer(
             self.task,
             self.policy,
@@ -233,12 +233,15 @@ class Experiment:
         else:
             what, named = flat(states), "state"
         values = zip(what, flat(traj.score), flat(terms.log_reward), flat(log_pf), strict=True)
-        return [{named: w, "score": round(s, 6), "log_reward": round(r, 6), "log_pf": round(p, 6)} for w, s, r, p in values]
+        found = [{named: w, "score": round(s, 6), "log_reward": round(r, 6), "log_pf": round(p, 6)} for w, s, r, p in values]
+        if task.env.contexts is None:
+            return found
+        return [{**row, "condition": number} for row, number in zip(found, flat(states[..., 0]), strict=True)]
 
     def best_designs(self) -> list[dict[str, Any]]:
         """The best different objects among those last drawn, by score."""
         with self.trainer.averaged():
             rows = self.rows(self.drawn)
-        different = {str(next(iter(r.values()))): r for r in rows}
+        different = {(str(next(iter(r.values()))), r.get("condition")): r for r in rows}  # one object may be good under one condition only
         ordered = sorted(different.values(), key=lambda r: (-r["score"], str(next(iter(r.values())))))[:DESIGNS]
         return [{"id": f"design_{i:04d}", **r} for i, r in enumerate(ordered, 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Captured:
         gc.collect()
         gc.disable()  # an older graph collected while this one is recorded takes memory with it, and the replay crashes
         try:
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=side_stream(torch.cuda.current_device())):
                 self.result = self.fn()
         finally:
             gc.enable()
@@ -42,9 +43,15 @@ class Captured:
         return self.result
 
 
+@cache
+def side_stream(index: int) -> torch.cuda.Stream:
+    """One stream for warming up and recording: each stream that multiplies matrices takes a workspace of its own, 32 MiB on a Hopper chip."""
+    return torch.cuda.Stream(index)
+
+
 def warm_up(fn: Callable[[], Any], device: torch.device) -> None:
-    """Run `fn` a few times on a side stream, as capturing asks; the caller puts back what that changed."""
-    stream = torch.cuda.Stream(device)
+    """Run `fn` a few times on the side stream, as capturing asks; the caller puts back what that changed."""
+    stream = side_stream(torch.cuda.current_device() if device.index is None else device.index)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):

@@ -70,6 +70,7 @@ class Trainer:
         self.capture = capture
         made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
         self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
+        self._pool: Any = None  # memory that all recordings share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
 
     # one iteration ----------------------------------------------------------------------------------------------
@@ -145,16 +146,16 @@ class Trainer:
             warm_up(whole, device)
             self.load_state_dict(kept)
             one = Captured(whole)
-            one.record()
+            self._pool = one.record(self._pool)
             return [one]
         warm_up(lambda: self.learn(self.act(), note), device)  # unscored: a host oracle is asked for real batches only
         self.load_state_dict(kept)
         act = Captured(self.act)
-        pool = act.record()
+        self._pool = act.record(self._pool)
         fresh = act.result
         scored = Trajectories(fresh.states, fresh.actions, fresh.moves, fresh.alive, torch.zeros_like(fresh.score), fresh.real)
         learn = Captured(lambda: self.learn(scored, note))
-        learn.record(pool)
+        learn.record(self._pool)
         return [act, lambda: scored.score.copy_(self.score(fresh).score), learn]
 
     def train(self, until: int, every: int = 100, on_log: Callable[[Trainer], None] | None = None) -> None:

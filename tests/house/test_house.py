@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 NAMES = """Env Enumerable Channel Exact Slip Neighbour Confusion Grid Strings Task Power Linear Policy Known Tabular Neural rollout
     backward_rollout evaluate TrajectoryBalance DetailedBalance SubTrajectoryBalance LogVariance FlowKL Buffer Trainer check_env check_channel
-    check_oracle strings_task grid_task tfbind8_task exact_law floor train UserError""".split()
+    check_oracle Transformer strings_task grid_task tfbind8_task exact_law floor train UserError""".split()
 
 
 def python(code: str) -> str:
