@@ -26,7 +26,7 @@ STALLED = 0.9  # the loss of the newer half over that of the older one: above it
 SMALL = 0.01  # a loss this fraction of the first one has done what it can, even if it still falls
 NOISE_GAP = 0.02  # nats by which a model of the noise may exceed the entropy of the true channel
 SPIKE = 100.0  # a gradient this many times its usual size
-THROWN = 10.0  # a loss this many times the one a line before was thrown back, not led astray
+THROWN = 10.0  # a loss whose rises over eight lines multiply to this was thrown back, though it may fall again
 OLD = 500.0  # steps of age at which a replayed trajectory speaks of another policy
 FLAT = 0.05  # nats of log-reward above the floor from which a reward still tells objects apart
 UNSEEN = 0.2  # nats of log Z that the policy's own samples miss: a fifth of the target's mass
@@ -240,9 +240,9 @@ def gradient_explosion(log: _Log) -> Finding | None:
     if len(recent) < 5 or not _number(clip):
         return None
     beyond = sum(n > clip for n in recent)
-    losses = log.last("loss", 6)
-    falling = len(losses) == 6 and _median(losses[3:]) < STALLED * _median(losses[:3])
-    thrown = any(b > THROWN * a for a, b in itertools.pairwise(losses))
+    losses = [x for x in log.last("loss", 8) if x > 0]
+    falling = len(losses) >= 6 and _median(losses[-3:]) < STALLED * _median(losses[-6:-3])
+    thrown = sum(max(math.log(b / a), 0.0) for a, b in itertools.pairwise(losses)) > math.log(THROWN)
     if beyond > len(recent) / 2 and (thrown or not falling):  # what is clipped and yet learns is only slowed down
         saw = f"the gradient's norm is above --clip {clip:g} in {beyond} of the last {len(recent)} lines (the largest is {max(recent):.3g})"
         return log.find("gradient_explosion", "serious", saw, means, remedy)
