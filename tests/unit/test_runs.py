@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -193,3 +195,20 @@ def test_opening_a_run_removes_its_own_leftovers_and_nobody_elses(tmp_path):
     with Run.open(path, write=True):
         assert all(file.exists() for file in theirs)
         assert not any(file.exists() for file in ours)
+
+
+def test_the_table_of_what_a_run_takes_is_that_of_the_measured_figures():
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("run_folder", root / "benchmarks" / "run_folder.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (root / "docs" / "report.md").read_text()
+    found = json.loads(module.RESULT.read_text())
+    assert module.table(found) in page
+    assert module.rendered(page, found) == page, "run `python benchmarks/run_folder.py --page docs/report.md`"
+    few, many = found["samples"]
+    assert many["samples"] >= 1_000_000
+    assert many["memory_mb"] < 1.5 * few["memory_mb"]  # a hundred times the samples in the same memory
+    assert found["compare"]["runs"] >= 20
+    assert found["compare"]["seconds"] < 30
+    assert found["long_run"]["folder_mb"] < 10 * found["long_run"]["steps"] / 1e6
