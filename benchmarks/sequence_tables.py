@@ -68,7 +68,7 @@ def trunks(found: dict[str, Any]) -> str:
     for name, row in found["nets"].items():
         rows.append([name, f"{row['parameters']:,}", f"{row['lr']:g}", *[figure(row["tv"][b]) for b in budgets], f"{row['seconds']:.0f}"])
     best = [f"{closest(found['nets'], b)} at {int(b):,}" for b in budgets]
-    said = f"Closest: {'; '.join(best)} samples. No policy can come closer than {found['floor_tv']:.4f}. "
+    said = f"Closest: {'; '.join(best)} samples. The best achievable law (least forward KL) has {found['floor_tv']:.4f}. "
     return lines(head, rows) + "\n\n" + said + measured(found)
 
 
