@@ -148,8 +148,8 @@ class _MLPTrunk(Trunk):
 
     def _rest(self, x: Tensor) -> Tensor:
         x = relu(x)
-        for layer in self.layers[1:]:
-            x = relu(layer(x))
+        for i in range(1, len(self.layers)):
+            x = relu(self.layers[i](x))
         return x
 
     def begin(self, state, context):

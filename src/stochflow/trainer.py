@@ -92,7 +92,7 @@ class Trainer:
             loss, figures = self._judge(self.source.mix(traj), note)
         norm = self.policy_flat.differentiate(loss)
         self.policy_flat.update(self.step)
-        dynamics_loss, dynamics_norm = self._learn_dynamics(traj)
+        dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
         if note:
             self._note([loss.detach(), dynamics_loss, norm, dynamics_norm], figures)
         self.step += 1
@@ -189,11 +189,12 @@ class Trainer:
         finally:  # whatever fails inside, what is saved afterwards is in its place
             self.dynamics_flat.swap()
 
-    def _learn_dynamics(self, fresh: Trajectories) -> tuple[Tensor, Tensor]:
-        """Only from what really happened; from this batch, or from a buffer of earlier ones."""
+    def _learn_dynamics(self, fresh: Trajectories, note: bool) -> tuple[Tensor, Tensor]:
+        """Only from what really happened; from this batch, or from a buffer of earlier ones. Loss and gradient norm, each [S]."""
         self.dynamics.observe(fresh)
-        if self.dynamics_flat is None:
-            return self.dynamics.loss(fresh), torch.zeros_like(self.raw_stats[0])
+        if self.dynamics_flat is None:  # nothing to learn by gradient: the loss is for whoever reads it
+            none = torch.zeros_like(self.raw_stats[0]) if note else self.raw_stats[0]
+            return self.dynamics.loss(fresh) if note else none, none
         if self.dynamics_buffer is None:
             return self._dynamics_step(fresh)
         self.dynamics_buffer.add(fresh)

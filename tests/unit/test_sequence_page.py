@@ -126,4 +126,4 @@ def test_the_table_of_trunks_names_the_closest_and_those_it_cannot_tell_apart():
     found = {"nets": nets, "floor_tv": 0.005, "settings": {}, "versions": {}, "hardware": "a machine"}
     said = tables().trunks(found)
     assert "| lookup | 1,234 | 0.1 | 0.1000 (0.0500-0.2600) | 3 |" in said
-    assert "Closest: lookup (and, within the intervals, mlp) at 10 samples. No policy can come closer than 0.0050." in said
+    assert "Closest: lookup (and, within the intervals, mlp) at 10 samples. The best achievable law (least forward KL) has 0.0050." in said
