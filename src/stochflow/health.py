@@ -7,7 +7,6 @@ would hide it. Nothing here needs torch, so the report, the live view and the co
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ STALLED = 0.9  # the loss of the newer half over that of the older one: above it
 SMALL = 0.01  # a loss this fraction of the first one has done what it can, even if it still falls
 NOISE_GAP = 0.02  # nats by which a model of the noise may exceed the entropy of the true channel
 SPIKE = 100.0  # a gradient this many times its usual size
-THROWN = 10.0  # a loss whose rises over eight lines multiply to this was thrown back, though it may fall again
+NEARER = 0.1  # nats by which a law must come nearer between two looks to count as learning
 OLD = 500.0  # steps of age at which a replayed trajectory speaks of another policy
 FLAT = 0.05  # nats of log-reward above the floor from which a reward still tells objects apart
 UNSEEN = 0.2  # nats of log Z that the policy's own samples miss: a fifth of the target's mass
@@ -228,7 +227,7 @@ def dynamics_not_learned(log: _Log) -> Finding | None:
 
 
 def gradient_explosion(log: _Log) -> Finding | None:
-    """Not finite; or, once log Z has had time to arrive, beyond the clip for most lines while nothing is learned, or far beyond the usual size."""
+    """Not finite; or, once log Z has had time to arrive, beyond the clip for most lines while the law is far away and comes no nearer, or far beyond the usual size."""
     means = "Steps of this size throw away what was learned; Adam's averages remember them for long."
     remedy = "a smaller --lr (a tenth), a smaller --clip, or a smaller reward exponent"
     broken = [r["step"] for r in log.rows[-5:] if "finite" in r and not (_number(r["finite"]) and r["finite"] >= 1.0)]
@@ -240,10 +239,7 @@ def gradient_explosion(log: _Log) -> Finding | None:
     if len(recent) < 5 or not _number(clip):
         return None
     beyond = sum(n > clip for n in recent)
-    losses = [x for x in log.last("loss", 8) if x > 0]
-    falling = len(losses) >= 6 and _median(losses[-3:]) < STALLED * _median(losses[-6:-3])
-    thrown = sum(max(math.log(b / a), 0.0) for a, b in itertools.pairwise(losses)) > math.log(THROWN)
-    if beyond > len(recent) / 2 and (thrown or not falling):  # what is clipped and yet learns is only slowed down
+    if beyond > len(recent) / 2 and _far_and_no_nearer(log.looks):  # what is clipped and yet learns is only slowed down
         saw = f"the gradient's norm is above --clip {clip:g} in {beyond} of the last {len(recent)} lines (the largest is {max(recent):.3g})"
         return log.find("gradient_explosion", "serious", saw, means, remedy)
     usual = _median(norms)
@@ -251,6 +247,13 @@ def gradient_explosion(log: _Log) -> Finding | None:
         saw = f"the gradient's norm jumped to {recent[-1]:.3g}, {recent[-1] / usual:.0f} times its usual size"
         return log.find("gradient_explosion", "serious", saw, means, remedy)
     return None
+
+
+def _far_and_no_nearer(looks: Sequence[Row]) -> bool:
+    """Whether log Z - ELBO, the KL of the policy's ways against the target's, is large and did not shrink since the look before."""
+    gaps = [(r["log_z"] if _number(r.get("log_z")) else r.get("log_z_estimate"), r.get("elbo")) for r in looks[-2:]]
+    known = [z - elbo for z, elbo in gaps if _number(z) and _number(elbo)]
+    return len(known) == 2 and known[1] > max(FAR_LOG_Z, known[0] - NEARER)
 
 
 def replay_staleness(log: _Log) -> Finding | None:
