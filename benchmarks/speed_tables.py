@@ -58,15 +58,17 @@ def measured(found: Found) -> str:
 
 def failed(rows: list[Found]) -> str:
     """What could not be measured, and why."""
-    said = sorted(
-        {
-            f"{name}, {TITLES[r['task']]}, batch {r['batch']}: {r[name]['error']}"
-            for r in rows
-            for name in LIBRARIES
-            if "error" in r.get(name, {})
-        }
-    )
-    return "".join(f"\n\nNot measured: {s}." for s in said)
+    why: dict[str, list[str]] = {}
+    for r in rows:
+        for name in LIBRARIES:
+            if "error" in r.get(name, {}):
+                why.setdefault(r[name]["error"], []).append(f"{name} on {TITLES[r['task']]}, batch {r['batch']}")
+    return "".join(f"\n\nNot measured ({reason}): {'; '.join(what)}." for reason, what in why.items())
+
+
+def answered(rows: list[Found]) -> list[Found]:
+    """The rows in which somebody was measured."""
+    return [r for r in rows if any("ms" in r.get(name, {}) for name in LIBRARIES)]
 
 
 def peers(found: Found) -> str:
@@ -79,7 +81,7 @@ def peers(found: Found) -> str:
         "stochflow, trajectories a second",
     ]
     rows = []
-    for r in found["speed"]:
+    for r in answered(found["speed"]):
         speed = r["stochflow"].get("trajectories_a_second")
         times = [cell(r, name, "ms") for name in LIBRARIES]
         rows.append([TITLES[r["task"]], str(r["batch"]), *times, ratio(r, "torchgfn"), ratio(r, "gfnx"), f"{speed:,}" if speed else "–"])
@@ -99,7 +101,7 @@ def noise(found: Found) -> str:
     """Beside the same task without noise, which is what the peers can do."""
     plain = {r["batch"]: r for r in found["speed"] if r["task"] == "tfbind8"}
     rows = []
-    for r in found["noise"]:
+    for r in answered(found["noise"]):
         same = plain.get(r["batch"], {"stochflow": {}})
         rows.append(
             [
@@ -121,7 +123,9 @@ def noise(found: Found) -> str:
 
 
 def memory(found: Found) -> str:
-    rows = [[TITLES[r["task"]], str(r["batch"]), *(cell(r, name, "memory", 2**-20) for name in LIBRARIES)] for r in found["speed"]]
+    rows = [
+        [TITLES[r["task"]], str(r["batch"]), *(cell(r, name, "memory", 2**-20) for name in LIBRARIES)] for r in answered(found["speed"])
+    ]
     kind = "peak of the device" if found["device"] == "cuda" else "peak beyond imports"
     return lines(["task", "batch", *(f"{name}, MiB" for name in LIBRARIES)], rows) + f"\n\n*MiB: {kind}.*"
 
@@ -129,7 +133,7 @@ def memory(found: Found) -> str:
 def learns(found: Found) -> str:
     head = ["task", "batch", *(f"{name}: parameters, iterations, mean length, loss" for name in LIBRARIES)]
     rows = []
-    for r in found["speed"]:
+    for r in answered(found["speed"]):
         told = []
         for name in LIBRARIES:
             x = r.get(name, {})
@@ -145,7 +149,7 @@ def learns(found: Found) -> str:
 def seeds(found: Found) -> str:
     one = {(r["task"], r["batch"]): r["stochflow"].get("ms") for r in found["speed"]}
     rows = []
-    for r in found["seeds"]:
+    for r in answered(found["seeds"]):
         single, many = one.get((r["task"], r["batch"])), r["stochflow"].get("ms")
         times = f"{many / single:.2f}" if single and many else "–"
         rows.append(
@@ -171,6 +175,17 @@ def arrival(found: Found) -> str:
                 told.append(f"{number(x['seconds'])} ({x['iterations']:,}; {arrived})")
         rows.append([TITLES[r["task"]], str(r["batch"]), f"{r['tv']:g}", *told])
     return lines(head, rows)
+
+
+def profiled(after: Found) -> str:
+    """Operators and milliseconds an iteration, beside those of an earlier checkout."""
+    before = {r["task"]: r for r in json.loads((RESULTS / "profile_cpu_before.json").read_text())["rows"]}
+    rows = []
+    for r in after["rows"]:
+        old = before[r["task"]]
+        rows.append([r["task"], f"{old['operators']:,}", f"{r['operators']:,}", number(old["ms"]), number(r["ms"])])
+    head = ["task, batch 16, one seed", "operators before", "operators now", "processor ms before", "processor ms now"]
+    return lines(head, rows) + "\n\n" + where(after)
 
 
 def start(found: Found) -> str:
@@ -247,6 +262,9 @@ for _where in ("gpu", "cpu"):
         f"growth-{_where}": (f"speed_growth_{_where}", growth),
         f"states-{_where}": (f"speed_growth_{_where}", states),
     }
+
+
+TABLES["profile-cpu"] = ("profile_cpu", profiled)
 
 
 def render(page: str) -> str:

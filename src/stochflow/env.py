@@ -48,7 +48,7 @@ class Env(ABC):
     def features(self, state: Tensor) -> Tensor:
         """A float vector a state [..., F], for networks."""
 
-    def switched(self, move: Tensor, t: int) -> Tensor | None:
+    def switched(self, move: Tensor, t: int | Tensor) -> Tensor | None:
         """Of a free environment: the feature that step t's move sets from 0 to 1, where that is all it changes; None: it is not."""
         return None
 

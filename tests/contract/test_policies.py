@@ -20,7 +20,7 @@ from stochflow.rollout import rollout
 from stochflow.transformer import Transformer
 from stochflow.types import Task, Trajectories, World
 
-NETS = {"mlp": MLP(16, 2), "lookup": Lookup(16, 1, 8), "transformer": Transformer(16, 2, 2)}
+NETS = {"mlp": MLP(16, 2), "narrow": MLP(4, 2), "lookup": Lookup(16, 1, 8), "transformer": Transformer(16, 2, 2)}
 CONTEXTS = torch.tensor([[0.0, 1.0], [0.5, -1.0], [2.0, 0.3]])
 ENVS = {
     "grid": lambda: Grid(2, 4),
@@ -161,3 +161,24 @@ def test_mixed_lengths_in_one_batch_are_the_same_as_one_at_a_time(net):
 def test_a_trunk_of_strings_refuses_what_is_none():
     with pytest.raises(UserError, match=r"reads strings.*--net mlp"):
         Policy(Grid(2, 4), Transformer())
+
+
+@pytest.mark.parametrize("env", [Grid(2, 5), Strings("ACGT", 4), Strings("AB", 4, 1)], ids=repr)
+@pytest.mark.parametrize("net", [MLP(16, 2), Lookup(16, 2, 8)], ids=repr)
+def test_distinct_states_once_are_all_states(env, net, monkeypatch):
+    """On the CPU one seed computes every distinct state once; outputs and gradients are those of computing all of them."""
+    policy = Policy(env, net)
+    traj = rollout(Task(env, Slip(0.3), lambda s: s, Linear()), policy, 50)
+    assert policy._repeats(traj.states)
+    found = []
+    for shared in (True, False):
+        monkeypatch.setattr(Policy, "_repeats", lambda self, states, shared=shared: shared)
+        out = policy.along(traj)
+        weights = torch.linspace(-1, 1, out.forward.numel()).view_as(out.forward)
+        total = (out.forward * weights).sum() + out.log_flow.square().sum() + (out.backward * weights.flip(0)).sum()
+        found.append((out, torch.autograd.grad(total, list(policy.parameters()))))
+    (once, slope), (each, want) = found
+    for name in ("forward", "backward", "log_flow"):
+        torch.testing.assert_close(getattr(once, name), getattr(each, name), atol=1e-6, rtol=1e-5)
+    for a, b in zip(slope, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)

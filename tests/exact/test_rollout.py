@@ -49,6 +49,26 @@ def test_sampled_law_matches_the_exact_one(env, channel):
             assert stats.chisquare(seen.numpy(), (hoped / hoped.sum() * seen.sum()).numpy()).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("env", [Grid(2, 3), Strings("AC", 6, min_length=1)], ids=repr)
+def test_one_seed_that_ends_early_has_the_same_law_and_shapes(env):
+    """On the CPU the rollout of a single seed stops when its last trajectory has; what is left is filled with the end."""
+    task, _ = world(env, Slip(0.3))
+    policy = Policy(env, MLP(8, 1), seeds=(0,))
+    torch.manual_seed(0)
+    many = [rollout(task, policy, 3) for _ in range(2000)]
+    early = [not bool(x.alive[-1].any()) for x in many]
+    assert any(early)
+    assert {x.states.shape for x in many} == {(env.horizon + 1, 1, 3, env.state_dim)}
+    for x in many[:50]:
+        assert torch.equal(x.states[1:][~x.alive], x.states[:-1][~x.alive])
+        assert torch.equal(torch.where(x.alive.unsqueeze(-1), env.step(x.states[:-1], x.moves), x.states[:-1]), x.states[1:])
+    law = exact_law(Graph(env), task.channel, policy)[0]
+    counts = torch.bincount(torch.cat([env.index(x.states[-1, 0]) for x in many]), minlength=len(law)).double()
+    often = law * counts.sum() >= 5
+    expected = law[often] / law[often].sum() * counts[often].sum()
+    assert stats.chisquare(counts[often].numpy(), expected.numpy()).pvalue > 1e-4
+
+
 @pytest.mark.parametrize("env", ENVS, ids=repr)
 def test_probability_of_a_path_sums_to_the_exact_law(env):
     """exp(sum log_move) of backward paths, weighted by 1 / P_B, estimates the law of each object without bias."""

@@ -26,17 +26,28 @@ def fix_trajectories(made: Experiment) -> None:
     made.trainer.source.act = lambda step: batch  # type: ignore[method-assign]
 
 
+def gradients(made: Experiment) -> tuple[torch.Tensor, torch.Tensor]:
+    """The second iteration's gradient of policy and dynamics: the first one that is replayed, from weights that are the same."""
+    made.trainer.iterate(note=False)
+    made.trainer.iterate(note=False)
+    policy, dynamics = made.trainer.policy_flat, made.trainer.dynamics_flat
+    return policy.values.grad.clone(), dynamics.values.grad.clone()
+
+
+def assert_near(found: torch.Tensor, want: torch.Tensor) -> None:
+    """To 1e-6 of its length. (Weights after many steps are no measure: Adam makes a full step of a gradient that is rounding alone.)"""
+    assert float((found - want).norm()) <= 1e-6 * float(want.norm()) + 1e-9
+
+
 @pytest.mark.parametrize("objective", ["db", "tb", "flow-kl"])
 def test_captured_and_eager_agree_on_fixed_trajectories(objective):
     found = []
     for capture in (False, True):
         made = make(capture, objective=objective)
         fix_trajectories(made)
-        made.trainer.train(20)
-        found.append(made.trainer.state_dict())
-    for name in found[0]:
-        if name.startswith(("policy.weight", "dynamics.weight")):
-            assert torch.allclose(found[0][name], found[1][name], atol=1e-5), name
+        found.append(gradients(made))
+    for eager, captured in zip(*found, strict=True):
+        assert_near(captured, eager)
 
 
 def test_random_numbers_differ_from_replay_to_replay():
@@ -69,25 +80,21 @@ def test_a_second_trainer_in_one_process_replays():
 def test_iterations_with_and_without_figures_are_the_same_iterations():
     """Two recordings share their memory; which of them is replayed changes nothing but what is noted."""
     found = []
-    for every in (1, 7):
+    for note in (False, True):
         made = make(True)
         fix_trajectories(made)
-        made.trainer.train(30, every=every)
-        found.append(made.trainer.state_dict())
-    for name in found[0]:
-        if name.startswith(("policy.", "dynamics.", "stats")):
-            assert torch.allclose(found[0][name], found[1][name], atol=1e-5), name
+        made.trainer.iterate(note)
+        made.trainer.iterate(note)
+        found.append(made.trainer.policy_flat.values.grad.clone())
+    assert_near(found[1], found[0])
 
 
 def test_compiled_and_eager_agree_on_fixed_trajectories():
     found = []
     for compiled in (False, True):
         made = make(True, compile=compiled)
-        torch.manual_seed(3)
         made.trainer.source.compiled = None  # compiled steps draw other random numbers
         fix_trajectories(made)
-        made.trainer.train(20)
-        found.append(made.trainer.state_dict())
-    for name in found[0]:
-        if name.startswith(("policy.weight", "dynamics.weight")):
-            assert torch.allclose(found[0][name], found[1][name], atol=1e-4), name
+        found.append(gradients(made))
+    for plain, fast in zip(*found, strict=True):
+        assert float((fast - plain).norm()) <= 1e-5 * float(plain.norm()) + 1e-9  # fused sums round differently

@@ -1,0 +1,99 @@
+"""What one iteration consists of: torch's operators and, on a GPU, kernels, with and without the rollout kernel and torch.compile.
+
+    PYTHONPATH=src python benchmarks/profile_iteration.py --out benchmarks/results/profile_cpu.json
+    PYTHONPATH=src python benchmarks/profile_iteration.py --device cuda --out benchmarks/results/profile_gpu.json
+
+It runs on older checkouts too (PYTHONPATH=their/src), which is how a profile from before a change is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import header, write
+from torch.profiler import ProfilerActivity, profile
+
+from stochflow.config import configure
+from stochflow.experiment import Experiment
+
+TASKS: dict[str, dict[str, Any]] = {
+    "grid 2-D, side 8": {"task": "grid", "ndim": 2, "side": 8},
+    "grid 4-D, side 20": {"task": "grid", "ndim": 4, "side": 20},
+    "TFBind8": {"task": "tfbind8", "stick": 0.0},
+    "TFBind8, stick 0.25, learned noise": {"task": "tfbind8", "stick": 0.25},
+}
+STEPS = 20
+
+
+def make(settings: dict[str, Any], batch: int, device: str, kernel: bool, compiled: bool) -> Any:
+    given = {k: v for k, v in settings.items() if k != "task"} | ({"compile": True} if compiled else {})
+    config = configure(settings["task"], **given, batch=batch, device=device, net="mlp", hidden=256, objective="tb", lr=1e-3)
+    trainer = Experiment(config).trainer
+    trainer.source.kernel = kernel
+    return trainer
+
+
+def silent(trainer: Any) -> None:
+    """An iteration whose figures nobody reads; older checkouts know no such thing."""
+    try:
+        trainer.iterate(note=False)
+    except TypeError:
+        trainer.iterate()
+
+
+def measure(trainer: Any, cuda: bool) -> dict[str, Any]:
+    wait = torch.cuda.synchronize if cuda else lambda: None
+    clock = time.perf_counter if cuda else time.process_time  # others may use this CPU
+    for _ in range(3 * STEPS):
+        silent(trainer)
+    found = []
+    for _ in range(5):
+        wait()
+        begun = clock()
+        for _ in range(STEPS):
+            silent(trainer)
+        wait()
+        found.append((clock() - begun) / STEPS * 1e3)
+    trainer.capture, trainer._steps = False, {} if isinstance(trainer._steps, dict) else None  # a replay shows no operators
+    silent(trainer)
+    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as seen:
+        silent(trainer)
+        wait()
+    events = seen.key_averages()
+    row: dict[str, Any] = {
+        "ms": round(statistics.median(found), 3),
+        "operators": sum(e.count for e in events if e.key.startswith("aten::")),
+    }
+    if cuda:
+        kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.key.startswith("Optimizer")]
+        row["kernels"] = sum(e.count for e in kernels)
+        longest = sorted(kernels, key=lambda e: -e.self_device_time_total)[:8]
+        row["longest_us"] = {e.key[:60]: round(e.self_device_time_total, 1) for e in longest}
+    return row
+
+
+def main() -> None:
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    a.add_argument("--batch", type=int, default=16)
+    a.add_argument("--out", type=Path)
+    given = a.parse_args()
+    cuda = given.device == "cuda"
+    torch.set_num_threads(1)
+    variants = [(False, False), (True, False), (True, True)] if cuda else [(True, False)]
+    rows = []
+    for name, settings in TASKS.items():
+        for kernel, compiled in variants:
+            row = {"task": name, "kernel": kernel and cuda, "compiled": compiled}
+            rows.append(row | measure(make(settings, given.batch, given.device, kernel, compiled), cuda))
+            print(rows[-1], flush=True)
+    write({**header(given.device, batch=given.batch, steps=STEPS), "rows": rows}, given.out)
+
+
+if __name__ == "__main__":
+    main()
