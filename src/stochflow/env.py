@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from stochflow.ops import NEG, arange, gumbel_argmax, keep
+from stochflow.ops import NEG, but, gumbel_argmax, keep
 
 
 class Env(ABC):
@@ -56,7 +56,7 @@ class Env(ABC):
         """A mask of moves without STOP: what channels see, and whether anything is left to decide."""
         if self.stop is None:
             return mask
-        return mask & (arange(self.num_moves, mask.device) != self.stop)
+        return mask & but(self.num_moves, self.stop, mask.device)
 
     def complete(self, state: Tensor) -> Tensor:
         """[...] True where nothing but STOP is left."""

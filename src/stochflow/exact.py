@@ -50,17 +50,19 @@ class Graph:
         self.mask = torch.empty(count, moves, dtype=torch.bool, device=where)
         # int32 halves the largest table; 10^7 states of 5 moves are then 200 MB
         self.child = torch.empty(count, moves, dtype=torch.int32 if count < 2**31 else torch.int64, device=where)
+        self.parents = torch.zeros(count, dtype=torch.long, device=where)
         for part in _chunks(count):
             state = self.states[part]
             mask = env.moves(state)
             every = torch.arange(moves, device=where).expand(len(state), moves)
             place = env.index(env.step(state.unsqueeze(1).expand(-1, moves, -1), every))
             self.mask[part] = mask
-            self.child[part] = torch.where(env.real_moves(mask), place, -1).to(self.child.dtype)
-        edges = self.child[self.child >= 0]
-        if len(edges) and int(edges.max()) >= count:
-            raise UserError(f"index() of {env!r} names state {int(edges.max())}, but all_states() lists {count}: run check_env on it")
-        self.parents = torch.bincount(edges, minlength=count)
+            legal = env.real_moves(mask)
+            self.child[part] = torch.where(legal, place, -1).to(self.child.dtype)
+            edges = place[legal]
+            if len(edges) and int(edges.max()) >= count:
+                raise UserError(f"index() of {env!r} names state {int(edges.max())}, but all_states() lists {count}: run check_env on it")
+            self.parents.index_add_(0, edges, torch.ones_like(edges))
         self.complete = (self.child < 0).all(1)
         self.terminal = self.complete if env.stop is None else self.complete | self.mask[:, env.stop]
         self.levels = self._levels()

@@ -49,6 +49,19 @@ def arange(n: int, device: torch.device) -> Tensor:
     return _COUNTS[key]
 
 
+def but(n: int, one: int, device: torch.device) -> Tensor:
+    """A mask [n] that allows everything but one entry, made once a device."""
+    if torch.compiler.is_compiling():
+        return torch.arange(n, device=device) != one
+    key = (n, one, device)
+    if key not in _BUT:
+        _BUT[key] = torch.arange(n, device=device) != one
+    return _BUT[key]
+
+
+_BUT: dict[tuple[int, int, torch.device], Tensor] = {}
+
+
 def always(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
     """A mask that allows everything and costs nothing: one True, expanded."""
     if torch.compiler.is_compiling():

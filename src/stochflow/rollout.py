@@ -44,15 +44,15 @@ def rollout(
     state = env.initial((seeds, batch), row)
     logits, cache = policy.begin(state, policy.context(state))
     memory = task.channel.begin(state)
-    noise = _noise(env, logits)
+    noise, own = _noise(env, logits), _coins(env, logits, explore)
     steps = Compiled(_turn, _free_turn, policy.advance) if compiled is None else compiled
     if env.free:
-        return _free_rollout(task, steps, state, logits, cache, memory, noise, explore, temper)
+        return _free_rollout(task, steps, state, logits, cache, memory, noise, own, temper)
     stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
     states, actions, moves, alives = [state], list[Tensor](), list[Tensor](), list[Tensor]()
     for t in range(env.horizon):
         before = state
-        state, action, move, alive, stopped, memory = steps.turn(task, state, logits, stopped, memory, noise(t), explore, temper)
+        state, action, move, alive, stopped, memory = steps.turn(task, state, logits, stopped, memory, noise(t), own(t), temper)
         if seeds == 1 and device.type == "cpu" and not bool(alive.any()):
             # All have finished. A GPU would have to be waited for; several seeds would end one another's random numbers.
             left = env.horizon - t
@@ -89,7 +89,7 @@ def _turn(
     stopped: Tensor,
     memory: Tensor | None,
     noise: Tensor,
-    explore: Tensor | float | None,
+    own: Tensor | None,
     temper: Tensor | float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """One decision and what comes of it: (next state, action, move, alive, stopped, memory)."""
@@ -97,11 +97,11 @@ def _turn(
     mask = env.moves(state)
     legal = env.real_moves(mask)
     alive = legal.any(-1) & ~stopped
-    action = (explored(logits, mask, explore, temper) - noise).argmax(-1)
+    action = (explored(logits, mask, own, temper) - noise).argmax(-1)
     move = task.channel.sample(state, legal, action, memory)
     if env.stop is not None:
         meant = action == env.stop
-        move = torch.where(meant, action, move)
+        move = move if task.channel.exact else torch.where(meant, action, move)
         stopped = stopped | meant
     memory = task.channel.remember(memory, state, action, move)
     state = torch.where(alive.unsqueeze(-1), env.step(state, move), state)
@@ -114,11 +114,11 @@ def _free_turn(
     logits: Tensor,
     memory: Tensor | None,
     noise: Tensor,
-    explore: Tensor | float | None,
+    own: Tensor | None,
     temper: Tensor | float | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A decision where everything is legal: (action, move, memory)."""
-    action = (explored(logits, None, explore, temper) - noise).argmax(-1)
+    action = (explored(logits, None, own, temper) - noise).argmax(-1)
     move = task.channel.sample(state, always(logits.shape, state.device), action, memory)
     return action, move, task.channel.remember(memory, state, action, move)
 
@@ -131,7 +131,7 @@ def _free_rollout(
     cache: Any,
     memory: Tensor | None,
     noise: Callable[[int], Tensor],
-    explore: Tensor | float | None,
+    own: Callable[[int], Tensor | None],
     temper: Tensor | float | None,
 ) -> Trajectories:
     """Where nothing is ever illegal and nothing ends early: no masks, and a state is its moves so far."""
@@ -140,7 +140,7 @@ def _free_rollout(
     states = state.repeat(env.horizon + 1, 1, 1, 1)
     actions, moves = [], []
     for t in range(env.horizon):
-        action, move, memory = steps.free_turn(task, states[t], logits, memory, noise(t), explore, temper)
+        action, move, memory = steps.free_turn(task, states[t], logits, memory, noise(t), own(t), temper)
         states[t + 1 :, ..., column + t] = move
         actions.append(action)
         moves.append(move)
@@ -176,13 +176,21 @@ def _kernel() -> Any:
     return rollout_kernel
 
 
-def explored(logits: Tensor, mask: Tensor | None, explore: Tensor | float | None, temper: Tensor | float | None = None) -> Tensor:
-    """Unnormalised log-probabilities [..., M] of the (flattened) policy, or, with probability `explore`, of a uniform legal action."""
+def _coins(env: Any, logits: Tensor, explore: Tensor | float | None) -> Callable[[int], Tensor | None]:
+    """At each step [S, B], whether the policy chooses, and not uniform chance."""
+    if explore is None:
+        return lambda t: None
+    drawn = torch.rand(env.horizon, *logits.shape[:-1], device=logits.device) >= explore
+    return lambda t: drawn[t]
+
+
+def explored(logits: Tensor, mask: Tensor | None, own: Tensor | None, temper: Tensor | float | None = None) -> Tensor:
+    """Unnormalised log-probabilities [..., M] of the (flattened) policy where it chooses itself (`own` [...]; None: everywhere), else of a
+    uniform legal action."""
     if temper is not None:
         logits = logits / temper
-    if explore is not None:
-        coin = torch.rand(logits.shape[:-1], device=logits.device) >= explore
-        logits = keep(coin.unsqueeze(-1), logits, 0.0)
+    if own is not None:
+        logits = keep(own.unsqueeze(-1), logits, 0.0)
     return logits if mask is None else keep(mask, logits, NEG)
 
 

@@ -113,7 +113,7 @@ def test_exploration_mixes_in_the_uniform_law():
     mask = torch.tensor([True, True, False, True])
     logits = torch.tensor([2.0, 0.0, 9.0, -1.0], dtype=torch.float64)
     n = 40_000
-    mixed = explored(logits.expand(n, 4), mask.expand(n, 4), 0.3)
+    mixed = explored(logits.expand(n, 4), mask.expand(n, 4), torch.rand(n) >= 0.3)
     from stochflow.ops import gumbel_argmax
 
     counts = torch.bincount(gumbel_argmax(mixed), minlength=4).double()
