@@ -51,7 +51,10 @@ class Slip(Channel):
 
     def __init__(self, alpha: float):
         self.alpha = _check_alpha(alpha)
-        self.exact = self.alpha == 0
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.alpha == 0
 
     def log_probs(self, state, legal, action, memory=None):
         slip = self.alpha / legal.sum(-1, keepdim=True).clamp(min=1)

@@ -42,6 +42,7 @@ def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0
     _beginning(env, walks[:, 0])
     edges = _all_edges(env, met)  # before the horizon: a wrong mask also makes walks too long
     _batch_dims(env, met)
+    _freedom(env, walks)
     _ending(env, walks[:, -1])
     states = _list_states(env, walks, largest)
     if states is None:
@@ -103,6 +104,30 @@ def _walks(env: Env, count: int, seed: int) -> Tensor:
         state = torch.where(legal.any(1, keepdim=True), after, state)
         path.append(state)
     return torch.stack(path, 1)
+
+
+def _freedom(env: Env, walks: Tensor) -> None:
+    """What `free` and `switched` promise, along the walks: rollouts and losses leave out what they make unnecessary."""
+    if not env.free:
+        return
+    for t in range(env.horizon):
+        here, after = walks[:, t], walks[:, t + 1]
+        barred = ~env.moves(here).all(1)
+        if bool(barred.any()):
+            raise UserError(
+                f"{env!r} is free (objects take exactly {env.horizon} moves, all always legal), but at {_show(env, here[barred][0])} a move "
+                "is illegal: set free = False"
+            )
+        move = after[:, env.state_dim - env.horizon + t]
+        if not torch.equal(after, env.step(here, move)):
+            raise UserError(
+                f"{env!r} is free, but step {t}'s move does not become column {env.state_dim - env.horizon + t}: set free = False"
+            )
+        flag = env.switched(move, t)
+        if flag is not None:
+            change = env.features(after) - env.features(here)
+            if not torch.equal(change, torch.nn.functional.one_hot(flag, change.shape[1]).to(change)):
+                raise UserError(f"switched() of {env!r} names one feature that step {t}'s move sets, but more changes: let it return None")
 
 
 def _ending(env: Env, last: Tensor) -> None:
@@ -398,6 +423,8 @@ def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) 
                 f"{channel!r}, action {a} at {_show(env, state[0, i])}: the probabilities of the moves sum to {float(total.flatten()[i]):.6g}, "
                 "not to 1: normalise them over `legal`"
             )
+        if channel.exact:
+            fail(meant & (p[..., a] < 1 - EXACT), "`exact` is True, but something else may happen,", "so set exact = False")
         best = torch.where(meant.unsqueeze(-1), torch.maximum(best, log_p.to(best)), best)
         drawn = channel.sample(state, legal, action, memory)
         chance = p.gather(-1, drawn.clamp(0, env.num_moves - 1).unsqueeze(-1)).squeeze(-1)

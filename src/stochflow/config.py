@@ -113,7 +113,7 @@ class Train:
     oracle_retries: int = 2
     """how often an oracle in Python that raises, or is late, is tried again before the run stops"""
     compile: bool = False
-    """compile the loss and, where no kernel walks, a rollout's step (torch.compile; needs a C compiler, and about half a minute at the start)"""
+    """compile the loss and, where no kernel walks, a rollout's step (torch.compile; needs a C compiler, about half a minute at the start, and resumes alike but not bit for bit)"""
     threads: int = 1
     """CPU threads; 0 leaves torch's own choice. Operators here are small: a second thread gains little and, on a busy machine, loses much"""
 

@@ -60,7 +60,11 @@ class Known(Dynamics):
 
     def __init__(self, env: Env, channel: Channel):
         nn.Module.__init__(self)
-        self.env, self.channel, self.exact = env, channel, channel.exact
+        self.env, self.channel = env, channel
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.channel.exact
 
     def log_probs(self, state, legal, action, memory=None):
         return self.channel.log_probs(state, legal, action, memory)

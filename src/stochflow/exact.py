@@ -60,8 +60,9 @@ class Graph:
             legal = env.real_moves(mask)
             self.child[part] = torch.where(legal, place, -1).to(self.child.dtype)
             edges = place[legal]
-            if len(edges) and int(edges.max()) >= count:
-                raise UserError(f"index() of {env!r} names state {int(edges.max())}, but all_states() lists {count}: run check_env on it")
+            odd = edges[(edges < 0) | (edges >= count)]
+            if len(odd):
+                raise UserError(f"index() of {env!r} names state {int(odd[0])}, but all_states() lists {count}: run check_env on it")
             self.parents.index_add_(0, edges, torch.ones_like(edges))
         self.complete = (self.child < 0).all(1)
         self.terminal = self.complete if env.stop is None else self.complete | self.mask[:, env.stop]

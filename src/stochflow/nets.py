@@ -99,7 +99,7 @@ class Trunk(nn.Module):
         raise TypeError(f"{type(self).__name__} must define forward(state, context)")
 
     def along(self, traj: Trajectories, context: Tensor | None) -> Tensor:
-        """[T+1, S, B, H]: every state of a batch in one pass."""
+        """[n, S, B, H]: every state of a batch in one pass; of trees the last is not asked for, so n is T or T+1."""
         states = traj.states.transpose(0, 1)  # [S, T+1, B, D]
         seeds, steps, batch, _ = states.shape
         wide = None if context is None else context.unsqueeze(1).expand(-1, steps, -1, -1).reshape(seeds, steps * batch, -1)
@@ -341,7 +341,7 @@ class Policy(nn.Module):
         return self._parts(self.head(self.trunk(state, context)), self.log_z(context))
 
     def along(self, traj: Trajectories, context: Tensor | None = None, flows: bool = True) -> PolicyOut:
-        """All states of a batch in one pass, [T+1, S, B, ...]; without `flows`, log_flow stands relative to log Z."""
+        """All states of a batch in one pass, [n, S, B, ...] of n states; without `flows`, log_flow stands relative to log Z."""
         made = self._distinct(traj.states) if self._repeats(traj.states) else self.head(self._along(traj, context))
         made = made.view(len(made), -1, traj.states.shape[2], made.shape[-1]).transpose(0, 1)
         return self._parts(made, self.log_z(context) if flows else None)

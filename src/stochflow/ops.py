@@ -31,7 +31,8 @@ def keep(mask: Tensor, x: Tensor, other: float) -> Tensor:
         return torch.where(mask, x, other)
     key = (other, x.dtype, x.device)
     if key not in _NUMBERS:
-        _NUMBERS[key] = torch.tensor(other, dtype=x.dtype, device=x.device)
+        with torch.inference_mode(False):  # it outlives whoever asks first
+            _NUMBERS[key] = torch.tensor(other, dtype=x.dtype, device=x.device)
     return torch.where(mask, x, _NUMBERS[key])
 
 
@@ -45,7 +46,8 @@ def arange(n: int, device: torch.device) -> Tensor:
         return torch.arange(n, device=device)
     key = (n, device)
     if key not in _COUNTS:
-        _COUNTS[key] = torch.arange(n, device=device)
+        with torch.inference_mode(False):
+            _COUNTS[key] = torch.arange(n, device=device)
     return _COUNTS[key]
 
 
@@ -55,7 +57,8 @@ def but(n: int, one: int, device: torch.device) -> Tensor:
         return torch.arange(n, device=device) != one
     key = (n, one, device)
     if key not in _BUT:
-        _BUT[key] = torch.arange(n, device=device) != one
+        with torch.inference_mode(False):
+            _BUT[key] = torch.arange(n, device=device) != one
     return _BUT[key]
 
 
@@ -67,7 +70,8 @@ def always(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
     if torch.compiler.is_compiling():
         return torch.ones((), dtype=torch.bool, device=device).expand(shape)
     if device not in _TRUE:
-        _TRUE[device] = torch.ones((), dtype=torch.bool, device=device)
+        with torch.inference_mode(False):
+            _TRUE[device] = torch.ones((), dtype=torch.bool, device=device)
     return _TRUE[device].expand(shape)
 
 

@@ -32,9 +32,10 @@ def rollout(
     `compiled`: else the parts of a step, compiled.
     """
     env, seeds, device = task.env, policy.num_seeds, policy.device
-    if kernel and device.type == "cuda" and temper is None and row is None:
+    plain = not isinstance(explore, Tensor) or explore.numel() == 1
+    if kernel and device.type == "cuda" and temper is None and row is None and plain:
         fused = _kernel()
-        if fused is not None and fused.fits(task, policy):
+        if fused is not None and fused.fits(task, policy, batch):
             return fused.walk(task, policy, batch, explore)
     if row is None:  # a random context each, so that whoever looks or samples sees them all
         count = 1 if env.contexts is None else len(env.contexts)

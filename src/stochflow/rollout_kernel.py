@@ -118,6 +118,7 @@ def _walk(
         if EXPLORES:
             coin = tl.rand(key, draws + t * (3 * MP) + 2 * MP) < tl.load(explore)
             logits = tl.where(coin, 0.0, logits)
+        logits = tl.where(logits == logits, logits, 0.0)  # NaN loses to padding in tl.argmax: a ruined seed would leave the range
         action = tl.argmax(tl.where(mask, logits + _gumbel(key, place + m), -1e9), 1)
         move = action
         if SLIPS:
@@ -145,8 +146,8 @@ def _walk(
         tl.store(states + (at + num_seeds * batch)[:, None] * D + x, state.to(tl.int64), mask=inside[:, None] & (x < D))
 
 
-def fits(task: Task, policy: Any) -> bool:
-    """Whether the kernel knows this environment, channel and network."""
+def fits(task: Task, policy: Any, batch: int = 1) -> bool:
+    """Whether the kernel knows this environment, channel and network, and counts its random numbers in 31 bits."""
     env: Any = task.env
     trunk: Any = getattr(policy, "trunk", None)
     mlp: Any = trunk.mlp if type(trunk) is _LookupTrunk else trunk
@@ -160,6 +161,9 @@ def fits(task: Task, policy: Any) -> bool:
         and mlp.width in WIDTHS
         and (trunk is mlp or (type(env) is Strings and trunk.table.weight.shape[-1] in WIDTHS))
         and env.num_moves <= 32
+        and env.state_dim <= 256  # states are in registers
+        and policy.head.weight.dtype == torch.float32
+        and policy.num_seeds * batch * env.horizon * 3 * 32 < 2**31
         and (type(env) is Strings or env.num_moves <= 16)
     )
 

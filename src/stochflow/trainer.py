@@ -165,6 +165,8 @@ class Trainer:
             self.iterate(note=due)
             if on_log is not None and due:
                 on_log(self)
+        if self.stop_requested and self.steps_done < until and self.steps_done % every:
+            self.iterate()  # one more, with its figures: what is saved says how things stand
 
     def _ask(self, states: Tensor, where: Tensor) -> Tensor | None:
         """Log-rewards beyond those of the batch, for objectives that look at children; counted."""

@@ -104,3 +104,18 @@ def test_a_run_with_the_kernel_learns_what_a_run_without_it_learns():
         made.trainer.train(1500)
         errors.append(float(torch.as_tensor(made.measure()["tv"]).mean()))
     assert max(errors) < 0.02, errors
+
+
+def test_a_seed_without_sense_stays_in_range_and_leaves_the_others_alone():
+    pytest.importorskip("triton", reason="the kernel is written in Triton")
+    found = []
+    for ill in (False, True):
+        task, policy = make("grid", Slip(0.3), MLP(32, 2))
+        if ill:
+            for p in policy.parameters():
+                p.data[1] = torch.nan
+        torch.manual_seed(0)
+        found.append(rollout(task, policy, 100))
+    healthy, ill = found
+    assert int(ill.actions.max()) < task.env.num_moves
+    assert torch.equal(healthy.states[:, 0], ill.states[:, 0])

@@ -9,12 +9,15 @@ import torch
 
 from stochflow.channels import Confusion, Exact, Neighbour, Slip
 from stochflow.check import check_channel, check_env, check_oracle
+from stochflow.dynamics import Known
 from stochflow.env import Channel, Env
-from stochflow.envs import Grid, Strings
+from stochflow.envs import Conditioned, Grid, Strings
 from stochflow.envs.grid import Corners
 from stochflow.errors import UserError
+from stochflow.nets import MLP, Policy
 from stochflow.ops import NEG
 from stochflow.rewards import Linear, Power
+from stochflow.rollout import rollout
 from stochflow.types import Task
 
 
@@ -370,3 +373,73 @@ def test_bad_oracles_are_named_with_sample_and_text(oracle, reward, words, remed
     assert words in str(caught.value)
     assert remedy in str(caught.value)
     assert "('" in str(caught.value)  # the text of the state
+
+
+# what `free`, `switched` and `exact` promise ----------------------------------------------------------------------------------
+
+
+class NoRepeat(Strings):
+    """No letter twice in a row."""
+
+    def moves(self, state):
+        size = self.lengths(state)
+        last = state.gather(-1, (size - 1).clamp(min=0).unsqueeze(-1))
+        return super().moves(state) & ((torch.arange(self.tokens) != last) | (size == 0).unsqueeze(-1))
+
+
+class Counting(Strings):
+    """Features of its own: one-hot letters and how often each occurs."""
+
+    def features(self, state):
+        flags = super().features(state)
+        return torch.cat([flags, flags.unflatten(-1, (self.length, self.tokens)).sum(-2)], -1)
+
+
+def test_strings_that_forbid_something_are_not_free():
+    env = NoRepeat("ACG", 5)
+    assert not env.free
+    assert not Conditioned(env, torch.zeros(1, 1)).free
+    policy = Policy(env, MLP(8, 2))
+    made = rollout(Task(env, Exact(), lambda s: s[..., 0], Linear()), policy, 200).states[-1]
+    assert not (made[..., 1:] == made[..., :-1]).any()
+
+
+def test_features_of_ones_own_are_computed_not_added_up():
+    env = Counting("ACG", 5)
+    assert env.free
+    assert env.switched(torch.zeros(1, dtype=torch.long), 0) is None
+    check_env(env)
+    policy = Policy(env, MLP(8, 2))
+    traj = rollout(Task(env, Exact(), lambda s: s[..., 0], Linear()), policy, 20)
+    logits, cache = policy.begin(traj.states[0])
+    for t in range(5):
+        torch.testing.assert_close(logits, policy(traj.states[t]).forward)
+        logits, cache = policy.advance(cache, traj.states[t + 1], traj.moves[t], t)
+
+
+def test_a_freedom_that_is_not_there_is_named():
+    env = NoRepeat("ACG", 5)
+    env.free = True
+    with pytest.raises(UserError, match=r"free.*illegal.*free = False"):
+        check_env(env)
+    env = Counting("ACG", 5)
+    env.switched = lambda move, t: move + t * 3
+    with pytest.raises(UserError, match=r"switched.*None"):
+        check_env(env)
+
+
+def test_an_exactness_that_is_not_there_is_named():
+    class Half(Exact):
+        def log_probs(self, state, legal, action, memory=None):
+            return Slip(0.5).log_probs(state, legal, action)
+
+        marginal = Channel.marginal
+        sample = Channel.sample
+
+    with pytest.raises(UserError, match=r"exact.*exact = False"):
+        check_channel(Half(), Strings("AC", 3))
+    channel = Slip(0.0)
+    assert channel.exact
+    channel.alpha = 0.3
+    assert not channel.exact
+    assert not Known(Strings("AC", 3), channel).exact

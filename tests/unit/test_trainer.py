@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from stochflow import ops
 from stochflow.channels import Slip
 from stochflow.config import configure
 from stochflow.dynamics import Known, Neural, Tabular
@@ -16,6 +17,7 @@ from stochflow.flat import FlatParameters
 from stochflow.nets import MLP, Linear, Lookup, Policy
 from stochflow.objectives import DetailedBalance, FlowKL, TrajectoryBalance
 from stochflow.rewards import Power
+from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy
 from stochflow.tasks import strings_task
 from stochflow.trainer import Trainer
@@ -183,3 +185,32 @@ def test_log_variance_takes_the_mean_of_each_condition_alone():
     states = torch.cat([row.unsqueeze(-1), torch.zeros(1, 5, 2, dtype=torch.long)], -1).expand(4, 1, 5, 3)
     world = SimpleNamespace(task=SimpleNamespace(env=SimpleNamespace(contexts=torch.eye(2))), trajectories=SimpleNamespace(states=states))
     assert float(LogVariance().loss(terms, world)) == pytest.approx(0, abs=1e-10)
+
+
+def test_a_run_that_is_stopped_has_the_figures_of_its_last_step():
+    stopped, whole = make(), make()
+    torch.manual_seed(4)
+    whole.train(8, every=1)
+
+    torch.manual_seed(4)
+    stopped.train(5, every=5)  # figures of step 5
+    iterate = stopped.iterate
+
+    def until_seven(note=True):
+        iterate(note)
+        stopped.stop_requested = stopped.steps_done >= 7
+
+    stopped.iterate = until_seven  # type: ignore[method-assign]
+    stopped.train(100, every=50)
+    assert stopped.steps_done == 8  # the seventh was silent; one more says how things stand
+    assert torch.equal(stopped.raw_stats, whole.raw_stats)
+
+
+def test_looking_first_in_inference_mode_does_not_spoil_training():
+    for cache in (ops._NUMBERS, ops._COUNTS, ops._TRUE, ops._BUT):
+        cache.clear()
+    trainer = make()
+    with torch.inference_mode():
+        rollout(trainer.task, trainer.policy, 4)
+    trainer.train(2)
+    assert float(trainer.stats["finite"].min()) == 1.0

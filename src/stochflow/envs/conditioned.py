@@ -27,7 +27,8 @@ class Conditioned(Enumerable):
         self.inner, self.contexts, self.rows = inner, contexts, len(contexts)
         self.state_dim = inner.state_dim + 1
         self.num_moves, self.horizon, self.stop, self.tree = inner.num_moves, inner.horizon, inner.stop, inner.tree
-        self.free = inner.free
+        same = all(getattr(type(self), name) is getattr(Conditioned, name) for name in ("initial", "moves", "step"))
+        self.free = inner.free and same
 
     def _with(self, state: Tensor, inner: Tensor) -> Tensor:
         return torch.cat([state[..., :1], inner], -1)
@@ -61,7 +62,7 @@ class Conditioned(Enumerable):
         return lambda state: read(state[..., 1:])
 
     def switched(self, move, t):
-        return self.inner.switched(move, t)
+        return self.inner.switched(move, t) if type(self).features is Conditioned.features else None
 
     def _listed(self) -> Enumerable:
         if not isinstance(self.inner, Enumerable):

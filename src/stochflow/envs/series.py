@@ -311,9 +311,6 @@ class Series(Conditioned):
         last = chosen.gather(-1, (size - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)  # K, the padding, at the start
         return torch.cat([one_hot(size, self.horizon + 1)[..., :-1], values, one_hot(last, k + 1)[..., :-1]], -1).float()
 
-    def switched(self, move, t):
-        return None  # a move changes values, not one flag
-
     def truth(self, row: Tensor) -> Tensor:
         """The bins that really followed, [..., L]."""
         if row.device not in self._moved:

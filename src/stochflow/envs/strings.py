@@ -39,8 +39,9 @@ class Strings(Enumerable):
         self.stop = None if min_length is None else self.tokens
         self.num_moves = self.tokens + (self.stop is not None)
         self.horizon = length
-        self.free = self.stop is None
-        self._places: Tensor | None = None
+        same = all(getattr(type(self), name) is getattr(Strings, name) for name in ("initial", "moves", "step"))
+        self.free = self.stop is None and same  # whoever forbids letters, or writes them elsewhere, is asked at every step
+        self._places: dict[torch.device, Tensor] = {}  # one a device: a recorded iteration holds on to its own
         self._code = {letter: i for i, letter in enumerate(alphabet)}
 
     # geometry ---------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class Strings(Enumerable):
         return (state.unsqueeze(-1) == arange(self.tokens, state.device)).flatten(-2).float()  # padding is all zeros
 
     def switched(self, move, t):
-        return move + t * self.tokens
+        return move + t * self.tokens if type(self).features is Strings.features else None
 
     # enumeration ------------------------------------------------------------------------------------------------
 
@@ -93,10 +94,10 @@ class Strings(Enumerable):
 
     def index(self, state: Tensor) -> Tensor:
         """Strings by length, then alphabet, are the nodes of a K-ary heap: index = sum_j (token_j + 1) K^(size - 1 - j)."""
-        if self._places is None or self._places.device != state.device:
+        if state.device not in self._places:
             back = torch.arange(self.length + 1).unsqueeze(1) - 1 - torch.arange(self.length)
-            self._places = torch.where(back >= 0, self.tokens ** back.clamp(min=0), 0).to(state.device)
-        return ((state + 1) * self._places[self.lengths(state)]).sum(-1)
+            self._places[state.device] = torch.where(back >= 0, self.tokens ** back.clamp(min=0), 0).to(state.device)
+        return ((state + 1) * self._places[state.device][self.lengths(state)]).sum(-1)
 
     def next_index(self, index: Tensor, move: Tensor) -> Tensor:
         """The index after one more letter."""
