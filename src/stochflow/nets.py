@@ -279,6 +279,9 @@ class _MLPEncoder(Encoder):
         return x
 
 
+BLOCK = 64  # rows of a block of distinct states, times whatever keeps blocks to sixteen a batch
+
+
 class Policy(nn.Module):
     """One network, three heads: actions, the move that led here, log-flow; and log Z with a scale of its own.
 
@@ -352,18 +355,27 @@ class Policy(nn.Module):
         return hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
 
     def _repeats(self, states: Tensor) -> bool:
-        """Whether to look for repeated states: off the GPU, where shapes may depend on data, if states have numbers. One seed only:
-        several would share a shape, and through its rounding one seed's states would touch another's figures."""
-        alone = self.num_seeds == 1 and self.encoder is None and self.trunk.numbered
-        return alone and not states.is_cuda and not torch.compiler.is_compiling()
+        """Whether to look for repeated states: off the GPU, where shapes may depend on data, if states have numbers."""
+        return not states.is_cuda and self.encoder is None and self.trunk.numbered and not torch.compiler.is_compiling()
 
     def _distinct(self, states: Tensor) -> Tensor:
-        """The head's outputs [1, (T+1) * B, ...], each distinct state computed once: finished ones repeat, and early ones are shared."""
-        flat = states.flatten(0, 2)
-        names, name = self.env.index(flat).unique(return_inverse=True)  # type: ignore[attr-defined]
-        first = names.scatter(0, name, arange(len(flat), flat.device))  # where each distinct state stands in the batch
-        once = flat[first].unsqueeze(0)
-        return rows(self.head(self.trunk(once, None)), name.unsqueeze(0))
+        """The head's outputs [S, n * B, ...], each distinct state of a seed computed once: finished ones repeat, early ones are shared.
+
+        They go through the network in blocks of a size that no data can change: how many distinct states one seed has must not
+        touch, through the rounding of a larger product, the figures of another.
+        """
+        flat = states.transpose(0, 1).flatten(1, 2)  # [S, N, D]
+        seeds, many, _ = flat.shape
+        ordered, where = self.env.index(flat).sort(1)  # type: ignore[attr-defined]
+        rank = torch.zeros_like(ordered)
+        rank[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(1)
+        name = torch.empty_like(rank).scatter_(1, where, rank)  # which of its seed's distinct states each is
+        most = int(rank[:, -1].max()) + 1
+        size = most if seeds == 1 else BLOCK * -(-many // (16 * BLOCK))
+        first = torch.zeros(seeds, -(-most // size) * size, dtype=torch.long).scatter_(1, rank, where)  # where each stands in the batch
+        once = flat.gather(1, first.unsqueeze(-1).expand(-1, -1, flat.shape[-1]))
+        made = [self.head(self.trunk(part, None)) for part in once.split(size, 1)]
+        return rows(made[0] if len(made) == 1 else torch.cat(made, 1), name)
 
     def begin(self, state: Tensor, context: Tensor | None = None) -> tuple[Tensor, Any]:
         """The actions' logits [S, B, M] at the first state of a rollout, and a cache for the next."""

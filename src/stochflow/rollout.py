@@ -49,13 +49,14 @@ def rollout(
     steps = Compiled(_turn, _free_turn, policy.advance) if compiled is None else compiled
     if env.free:
         return _free_rollout(task, steps, state, logits, cache, memory, noise, own, temper)
+    # How many steps are walked must not show in later random numbers, or one seed's trajectories would touch another's.
+    after = int(torch.randint(2**62, ())) if device.type == "cpu" else None
     stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
     states, actions, moves, alives = [state], list[Tensor](), list[Tensor](), list[Tensor]()
     for t in range(env.horizon):
         before = state
         state, action, move, alive, stopped, memory = steps.turn(task, state, logits, stopped, memory, noise(t), own(t), temper)
-        if seeds == 1 and device.type == "cpu" and not bool(alive.any()):
-            # All have finished. A GPU would have to be waited for; several seeds would end one another's random numbers.
+        if after is not None and not bool(alive.any()):  # all have finished; a GPU would have to be waited for
             left = env.horizon - t
             actions, moves, alives = actions + left * [action], moves + left * [move], alives + left * [alive]
             states += left * [before]
@@ -66,6 +67,8 @@ def rollout(
         alives.append(alive)
         if t + 1 < env.horizon:
             logits, cache = steps.advance(cache, state, move, t)
+    if after is not None:
+        torch.default_generator.manual_seed(after)
     return _fresh(torch.stack(states), torch.stack(actions), torch.stack(moves), torch.stack(alives))
 
 

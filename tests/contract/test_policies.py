@@ -165,9 +165,10 @@ def test_a_trunk_of_strings_refuses_what_is_none():
 
 @pytest.mark.parametrize("env", [Grid(2, 5), Strings("ACGT", 4), Strings("AB", 4, 1)], ids=repr)
 @pytest.mark.parametrize("net", [MLP(16, 2), Lookup(16, 2, 8)], ids=repr)
-def test_distinct_states_once_are_all_states(env, net, monkeypatch):
-    """On the CPU one seed computes every distinct state once; outputs and gradients are those of computing all of them."""
-    policy = Policy(env, net)
+@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)], ids=["one", "three"])
+def test_distinct_states_once_are_all_states(env, net, seeds, monkeypatch):
+    """On the CPU every distinct state of a seed is computed once; outputs and gradients are those of computing all of them."""
+    policy = Policy(env, net, seeds=seeds)
     traj = rollout(Task(env, Slip(0.3), lambda s: s, Linear()), policy, 50)
     assert policy._repeats(traj.states)
     found = []
