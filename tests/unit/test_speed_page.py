@@ -258,7 +258,7 @@ def test_tables_say_what_was_found_and_what_was_not(load):
     tables = load("speed_tables")
     page = tables.peers(FOUND)
     assert "| grid 2-D, side 8 | 16 | 0.50 | – | 2.00 | – | 4.0 | 8,000 |" in page
-    assert "Not measured: torchgfn, grid 2-D, side 8, batch 16: it rained." in page
+    assert "Not measured (it rained): torchgfn on grid 2-D, side 8, batch 16." in page
     assert (
         "a machine; stochflow 1, torch 2; gfnx 3; TB, 256 x 2 MLP, Adam 0.001, float32; median of 5 windows; 2026-01-02, commit abc" in page
     )
@@ -303,5 +303,7 @@ def test_committed_comparisons_are_fair():
             for row in found.get(kind, []):
                 answers = {n: row[n] for n in ("stochflow", "torchgfn", "gfnx") if n in row and "error" not in row[n]}
                 assert all(a["reward_error"] < 1e-4 for a in answers.values()), (file.name, row["task"])
+                if not answers:
+                    continue
                 sizes = [a["parameters"] for a in answers.values()]
                 assert max(sizes) < 1.02 * min(sizes), (file.name, row["task"])

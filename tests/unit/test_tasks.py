@@ -107,7 +107,7 @@ def test_a_confusion_table_is_the_whole_law(tmp_path):
         (0.1, "confusion", None, ["--confusion FILE.csv"]),
         (0.1, "slip", [[1, 0], [0, 1]], ["--noise confusion"]),
         (0.1, "confusion", [[1, 0, 0], [0, 1, 0], [0, 0, 1]], ["3 rows", "2 moves besides STOP"]),
-        (0.1, "confusion", [[0.9, 0.2], [0, 1]], ["row 0", "1.1", "+0.1"]),
+        (0.1, "confusion", [[0.9, 0.2], [0, 1]], ["row 1 of 2", "1.1", "+0.1"]),
     ],
 )
 def test_impossible_noise_is_refused(tmp_path, stick, noise, rows, words):
