@@ -174,7 +174,7 @@ def arrival(found: Found) -> str:
             else:
                 told.append(f"{number(x['seconds'])} ({x['iterations']:,}; {arrived})")
         rows.append([TITLES[r["task"]], str(r["batch"]), f"{r['tv']:g}", *told])
-    return lines(head, rows)
+    return lines(head, rows) + failed(found["tv"])
 
 
 def profiled(after: Found) -> str:
