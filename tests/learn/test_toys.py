@@ -101,7 +101,7 @@ FOUR = [1.0, 4.0, 0.6, 0.4]
 @pytest.mark.parametrize("name", ["SDB-M", "STB-M", "SGFN-KL", "flow KL"])
 def test_four_leaves_are_reached_where_they_can_be(alpha, name):
     task = make_task(2, FOUR, alpha)
-    law, _ = train(task, SOUND[name], steps=600)
+    law, _ = train(task, SOUND[name], steps=900)
     graph = Graph(task.env)
     target = target_law(graph, task).target[graph.complete]
     assert float(metrics.tv(law, target).max()) < 0.01
