@@ -158,7 +158,21 @@ def check_scores(texts: Sequence[str], values: Sequence[float]) -> None:
             )
 
 
-class Patient(TextOracle):
+class _Around(TextOracle):
+    """An oracle that hands on to another."""
+
+    def __init__(self, oracle: TextOracle):
+        self.oracle, self.env = oracle, oracle.env
+
+    @property
+    def calls(self) -> int:  # type: ignore[override]
+        return self.oracle.calls
+
+    def cancel(self) -> None:
+        self.oracle.cancel()
+
+
+class Patient(_Around):
     """An oracle that is tried again: `retries` times where it raises, or where it has not answered after `timeout` seconds.
 
     `timeout` 0 waits for ever. Before try number k it waits backoff * 2^(k-2) seconds, so that a busy server can recover. NaN is an
@@ -169,15 +183,8 @@ class Patient(TextOracle):
     def __init__(self, oracle: TextOracle, timeout: float = 0.0, retries: int = 2, backoff: float = 1.0):
         if timeout < 0 or retries < 0 or backoff < 0:
             raise UserError(f"timeout={timeout}, retries={retries} and backoff={backoff} of a patient oracle must be 0 or more")
-        self.oracle, self.env = oracle, oracle.env
+        super().__init__(oracle)
         self.timeout, self.retries, self.backoff = timeout, retries, backoff
-
-    @property
-    def calls(self) -> int:  # type: ignore[override]
-        return self.oracle.calls
-
-    def cancel(self) -> None:
-        self.oracle.cancel()
 
     def raw(self, texts: list[str]) -> list[float]:
         for done in range(self.retries):
@@ -224,7 +231,7 @@ class _Late(Exception):
     """No answer in time."""
 
 
-class Cached(TextOracle):
+class Cached(_Around):
     """An oracle that is asked about each text once. `hits` counts the answers that cost nothing.
 
     With `file`, answers are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
@@ -233,18 +240,12 @@ class Cached(TextOracle):
     """
 
     def __init__(self, oracle: TextOracle, file: str | Path | None = None, at_most: int = 0):
-        self.oracle, self.env, self.hits, self.at_most = oracle, oracle.env, 0, at_most
+        super().__init__(oracle)
+        self.hits, self.at_most = 0, at_most
         self.known: dict[str, float] = {}
         self.file: Path | None = None
         if file is not None:
             self.keep_in(file)
-
-    @property
-    def calls(self) -> int:  # type: ignore[override]
-        return self.oracle.calls
-
-    def cancel(self) -> None:
-        self.oracle.cancel()
 
     def raw(self, texts: list[str]) -> list[float]:
         new = [t for t in dict.fromkeys(texts) if t not in self.known]

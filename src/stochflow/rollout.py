@@ -23,13 +23,13 @@ def rollout(
     explore: Tensor | float | None = None,
     temper: Tensor | float | None = None,
     kernel: bool = True,
-    compiled: Compiled | None = None,
+    steps: Steps | None = None,
 ) -> Trajectories:
     """`batch` trajectories a seed, without scores (`score` is zero: the oracle speaks next).
 
     `row` [S, B] = context rows; `explore` = probability of a uniform legal action; `temper` flattens the policy,
     pi^(1/temper). Both are for training; samples for use take neither. `kernel`: on a GPU, all steps in one kernel where one fits;
-    `compiled`: else the parts of a step, compiled.
+    `steps`: else the parts of a step, where they are not to be the plain ones.
     """
     env, seeds, device = task.env, policy.num_seeds, policy.device
     plain = not isinstance(explore, Tensor) or explore.numel() == 1
@@ -46,7 +46,7 @@ def rollout(
     logits, cache = policy.begin(state, policy.context(state))
     memory = task.channel.begin(state)
     noise, own = _noise(env, logits), _coins(env, logits, explore)
-    steps = Compiled(_turn, _free_turn, policy.advance) if compiled is None else compiled
+    steps = Steps(_turn, _free_turn, policy.advance) if steps is None else steps
     if env.free:
         return _free_rollout(task, steps, state, logits, cache, memory, noise, own, temper)
     # How many steps are walked must not show in later random numbers, or one seed's trajectories would touch another's.
@@ -72,18 +72,18 @@ def rollout(
     return _fresh(torch.stack(states), torch.stack(actions), torch.stack(moves), torch.stack(alives))
 
 
-class Compiled(NamedTuple):
-    """The parts of a rollout's step; by `torch.compile` they are compiled once or twice, whatever the horizon."""
+class Steps(NamedTuple):
+    """The parts of a rollout's step."""
 
     turn: Callable[..., Any]
     free_turn: Callable[..., Any]
     advance: Callable[..., Any]
 
 
-def compiled(policy: Any) -> Compiled:
-    """The transformer's `advance` stays as it is: its shapes grow from step to step."""
+def compiled_steps(policy: Any) -> Steps:
+    """By `torch.compile`, once or twice whatever the horizon; a transformer's `advance` stays as it is: its shapes grow from step to step."""
     advance = policy.advance if policy.trunk.grows else torch.compile(policy.advance)
-    return Compiled(torch.compile(_turn, dynamic=False), torch.compile(_free_turn, dynamic=False), advance)
+    return Steps(torch.compile(_turn, dynamic=False), torch.compile(_free_turn, dynamic=False), advance)
 
 
 def _turn(
@@ -129,7 +129,7 @@ def _free_turn(
 
 def _free_rollout(
     task: Task,
-    steps: Compiled,
+    steps: Steps,
     state: Tensor,
     logits: Tensor,
     cache: Any,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stochflow.buffer import Buffer, join
-from stochflow.rollout import compiled, rollout
+from stochflow.rollout import compiled_steps, rollout
 from stochflow.types import Task, Trajectories
 
 
@@ -46,7 +46,7 @@ class OnPolicy(Source):
         compile: bool = False,
     ):
         super().__init__()
-        self.temper, self.kernel, self.compiled = temper, kernel, compiled(policy) if compile else None
+        self.temper, self.kernel, self.steps = temper, kernel, compiled_steps(policy) if compile else None
         self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
         self._policy = [policy]  # held, not owned: its weights are the trainer's to save
 
@@ -55,7 +55,7 @@ class OnPolicy(Source):
         explore = self.explore / (1 + step / self.tau) if self.explore > 0 else None
         temper = None if self.temper is None else self.temper()
         return rollout(
-            self.task, policy, self.batch, row=self.rows(policy), explore=explore, temper=temper, kernel=self.kernel, compiled=self.compiled
+            self.task, policy, self.batch, row=self.rows(policy), explore=explore, temper=temper, kernel=self.kernel, steps=self.steps
         )
 
     def rows(self, policy: Any) -> Tensor | None:

@@ -195,7 +195,7 @@ class Trainer:
         """Only from what really happened; from this batch, or from a buffer of earlier ones. Loss and gradient norm, each [S]."""
         self.dynamics.observe(fresh)
         if self.dynamics_flat is None:  # nothing to learn by gradient: the loss is for whoever reads it
-            none = torch.zeros_like(self.raw_stats[0]) if note else self.raw_stats[0]
+            none = torch.zeros_like(self.raw_stats[0])
             return self.dynamics.loss(fresh) if note else none, none
         if self.dynamics_buffer is None:
             return self._dynamics_step(fresh)

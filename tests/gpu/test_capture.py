@@ -93,7 +93,7 @@ def test_compiled_and_eager_agree_on_fixed_trajectories():
     found = []
     for compiled in (False, True):
         made = make(True, compile=compiled)
-        made.trainer.source.compiled = None  # compiled steps draw other random numbers
+        made.trainer.source.steps = None  # compiled steps draw other random numbers
         fix_trajectories(made)
         found.append(gradients(made))
     for plain, fast in zip(*found, strict=True):
