@@ -78,6 +78,14 @@ class Enumerable(Env):
         """N, without listing them where a formula knows."""
         return len(self.all_states())
 
+    def early_count(self, steps: int) -> int:
+        """How many of the first states, in that order, hold all that are met before `steps` moves were made."""
+        return self.count()
+
+    def early_states(self, steps: int) -> Tensor:
+        """Those states, [n, D]."""
+        return self.all_states()
+
 
 class Channel(ABC):
     """The law from the intended action to the realised move.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-PIECES = 64  # on a GPU: torch's fused Adam gives 65,536 numbers to one block of threads, and one block is slow (70 us for 75,000)
+ALIGN = 32  # numbers: every parameter begins where wide loads may
+PIECES = 64  # on a GPU without Triton: torch's fused Adam gives 65,536 numbers to one block of threads, and one block is slow
 
 
 class FlatParameters:
@@ -20,34 +24,48 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module, lr: float, clip: float, decay: float = 0.5, follow: bool = False):
         self.named = dict(module.named_parameters())
-        self.clip = clip
+        self.clip, self.lr, self.decay = clip, lr, decay
+        self.kernel = fused_kernel() if next(module.parameters()).is_cuda else None
         sizes = [p.numel() for p in self.named.values()]
+        gaps = [-size % ALIGN for size in sizes]
         first = next(iter(self.named.values()))
         self.num_seeds = first.shape[0]
-        self.values = nn.Parameter(torch.empty(sum(sizes), device=first.device))
+        self.values = nn.Parameter(torch.zeros(sum(sizes) + sum(gaps), device=first.device))
         self.values.grad = torch.zeros_like(self.values)
         self.average = torch.empty_like(self.values, requires_grad=False)
         self.follower = self.average.clone() if follow else None  # a short memory, for targets that bootstrap
         self.slices: dict[str, slice] = {}
-        seed_of = []  # [sum(sizes)]: whose each number is
+        seed_of = []  # whose each number is
         start = 0
         with torch.no_grad():
-            for (name, p), size in zip(self.named.items(), sizes, strict=True):
+            for (name, p), size, gap in zip(self.named.items(), sizes, gaps, strict=True):
                 here = slice(start, start + size)
                 self.values[here] = p.flatten()
                 p.data = self.values.data[here].view(p.shape)
-                seed_of.append(torch.arange(self.num_seeds).repeat_interleave(size // self.num_seeds))
+                seed_of += [torch.arange(self.num_seeds).repeat_interleave(size // self.num_seeds), torch.zeros(gap, dtype=torch.long)]
                 self.slices[name] = here
-                start += size
+                start += size + gap
             self.average.copy_(self.values)
             if self.follower is not None:
                 self.follower.copy_(self.values)
+        whole = self.values.grad
+        self.slopes = {
+            name: whole[here].view(self.named[name].shape) for name, here in self.slices.items()
+        }  # the gradient by name, as views
+        self._by_seed = [g.view(self.num_seeds, -1) for g in self.slopes.values()]
         self.seed_of = torch.cat(seed_of).to(first.device) if self.num_seeds > 1 else None
         self.nothing = [torch.zeros_like(p, requires_grad=False) for p in self.named.values()]  # gradients of what a loss does not touch
+        self._gaps = [self.values.new_zeros(gap, requires_grad=False) for gap in gaps]
         # Adam's rate and the average's weight, both of the form scale * (1 + step / tau)^power, in one expression
         self.paces = torch.tensor([lr, 1.0], device=first.device)
         self.curve = torch.tensor([[lr, 1.0], [self.TAU, self.RECENT], [-decay, -1.0]], dtype=torch.float64, device=first.device)
         self.optimiser, self.moments, self.adam_steps = self._adam(PIECES if first.is_cuda else 1)
+        if self.kernel is not None:
+            each = [(here.start, (here.stop - here.start) // self.num_seeds) for here in self.slices.values()]
+            self.spans = self.kernel.spans(
+                [(at + s * n, at + (s + 1) * n, s) for at, n in each for s in range(self.num_seeds)], first.device
+            )
+        self.norms = torch.zeros(self.num_seeds, device=first.device)  # of the last gradient, each seed's, before it was clipped
 
     def _adam(self, many: int) -> tuple[torch.optim.Adam, Tensor, Tensor]:
         """Adam on the block in pieces, its mean and square of the gradient [2, n], and its counts of steps, one a piece."""
@@ -64,32 +82,46 @@ class FlatParameters:
             optimiser.state[piece] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
         return optimiser, moments, steps
 
-    def differentiate(self, loss: Tensor) -> Tensor:
-        """The gradient of the summed loss [S], each seed's scaled to norm at most `clip`; the norms before that, [S]."""
+    def differentiate(self, loss: Tensor) -> None:
+        """Take the gradient of the summed loss [S]; `update` uses it."""
         found = torch.autograd.grad(loss.sum(), list(self.named.values()), allow_unused=True)
-        return self.take([none if g is None else g for g, none in zip(found, self.nothing, strict=True)])
+        self.take([none if g is None else g for g, none in zip(found, self.nothing, strict=True)])
 
     @torch.no_grad()
-    def take(self, gradients: list[Tensor]) -> Tensor:
-        """Join gradients, one a parameter, and clip them; the norms before that, [S]."""
-        whole = self.values.grad
-        assert whole is not None
-        torch.cat([g.flatten() for g in gradients], out=whole)
-        rows = [g.reshape(self.num_seeds, -1) for g in gradients]
-        norm = torch.linalg.vector_norm(whole.unsqueeze(0) if self.num_seeds == 1 else torch.cat(rows, 1), dim=1)
-        scale = (self.clip / norm.clamp(min=1e-12)).clamp(max=1)
-        whole.mul_(scale if self.seed_of is None else scale[self.seed_of])
-        return norm
+    def take(self, gradients: list[Tensor]) -> None:
+        """Join gradients, one a parameter."""
+        pieces = [x for g, gap in zip(gradients, self._gaps, strict=True) for x in (g.flatten(), gap) if len(x)]
+        torch.cat(pieces, out=self.values.grad)
 
     @torch.no_grad()
-    def update(self, step: Tensor) -> None:
-        """One Adam step, then the average; `step` = iterations before this one."""
+    def update(self, step: Tensor) -> Tensor:
+        """Scale each seed's gradient to a norm of at most `clip`, one Adam step, then the average; `step` = iterations before this one.
+
+        The norms before clipping [S], in memory that the next update overwrites.
+        """
+        grad = self.values.grad
+        assert grad is not None
+        if self.kernel is not None:
+            pace = {"lr": self.lr, "tau": self.TAU, "decay": self.decay, "recent": self.RECENT, "follow": self.FOLLOW, "clip": self.clip}
+            state = (self.values, grad, self.moments, self.average, self.follower, self.norms, self.adam_steps, self.spans)
+            self.kernel.update(*state, step, **pace)
+            return self.norms
+        self._clip(grad)
         scale, tau, power = self.curve
         self.paces.copy_(scale * (1 + step / tau) ** power)
         self.optimiser.step()
         self.average.lerp_(self.values, self.paces[1])
         if self.follower is not None:
             self.follower.lerp_(self.values, self.FOLLOW)
+        return self.norms
+
+    def _clip(self, grad: Tensor) -> None:
+        if self.seed_of is None:
+            torch.linalg.vector_norm(grad.unsqueeze(0), dim=1, out=self.norms)
+        else:
+            torch.linalg.vector_norm(torch.cat(self._by_seed, 1), dim=1, out=self.norms)
+        scale = (self.clip / self.norms.clamp(min=1e-12)).clamp(max=1)
+        grad.mul_(scale if self.seed_of is None else scale[self.seed_of])
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -118,3 +150,13 @@ class FlatParameters:
             for name, here in self.slices.items():
                 vector[here].copy_(state[f"{kind}.{name}"].flatten())
         self.adam_steps.copy_(state["adam_step"])
+
+
+@cache
+def fused_kernel() -> Any:
+    """The module of the kernels that do an update at once; None where Triton is not installed."""
+    try:
+        from stochflow import adam_kernel
+    except ImportError:
+        return None
+    return adam_kernel

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -279,6 +279,32 @@ class _MLPEncoder(Encoder):
         return x
 
 
+class Early(NamedTuple):
+    """States that all trajectories meet in their first steps: in the order of the environment's numbers, from 0 on."""
+
+    steps: int
+    states: Tensor  # [n, D]
+
+
+LEAST_SAVED = 2048  # rows of a pass: looking states up costs a few kernels
+
+
+def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | None:
+    """The number of steps that saves most."""
+    saved = {}
+    for t in range(1, steps + 1):
+        if env.early_count(t) > steps * batch:
+            break
+        saved[t] = t * batch - env.early_count(t)
+    best = max(saved, key=lambda t: saved[t], default=0)
+    if not saved or saved[best] < max(LEAST_SAVED, steps * batch // 4):
+        return None
+    states = env.early_states(best)
+    if not torch.equal(env.index(states), torch.arange(len(states))):  # someone's own order of states
+        return None
+    return Early(best, states.to(device))
+
+
 BLOCK = 64  # rows of a block of distinct states, times whatever keeps blocks to sixteen a batch
 
 
@@ -312,6 +338,7 @@ class Policy(nn.Module):
         self.head = Linear(self.trunk.width, sum(self.sizes), gens, gain=0.1)
         self.uniform: Tensor
         self.register_buffer("uniform", torch.zeros(1), persistent=False)
+        self._early: dict[tuple[int, int], Early | None] = {}  # by steps and batch
         self.log_z_unit = nn.Parameter(torch.zeros(len(seeds), 1))
         self.log_z_head = Linear(width, 1, gens, gain=0.1) if width else None
 
@@ -345,7 +372,12 @@ class Policy(nn.Module):
 
     def along(self, traj: Trajectories, context: Tensor | None = None, flows: bool = True) -> PolicyOut:
         """All states of a batch in one pass, [n, S, B, ...] of n states; without `flows`, log_flow stands relative to log Z."""
-        made = self._distinct(traj.states) if self._repeats(traj.states) else self.head(self._along(traj, context))
+        if self._repeats(traj.states):
+            made = self._distinct(traj.states)
+        elif early := self.early(len(traj.states), traj.states.shape[2]):
+            made = self._shared(traj.states, early)
+        else:
+            made = self.head(self._along(traj, context))
         made = made.view(len(made), -1, traj.states.shape[2], made.shape[-1]).transpose(0, 1)
         return self._parts(made, self.log_z(context) if flows else None)
 
@@ -376,6 +408,27 @@ class Policy(nn.Module):
         once = flat.gather(1, first.unsqueeze(-1).expand(-1, -1, flat.shape[-1]))
         made = [self.head(self.trunk(part, None)) for part in once.split(size, 1)]
         return rows(made[0] if len(made) == 1 else torch.cat(made, 1), name)
+
+    def early(self, steps: int, batch: int) -> Early | None:
+        """On a GPU: the first of `steps` states of a large batch's trajectories, where they are far fewer than the trajectories."""
+        if not self.log_z_unit.is_cuda or self.encoder is not None or not self.trunk.numbered or torch.compiler.is_compiling():
+            return None
+        if (steps, batch) not in self._early:
+            self._early[steps, batch] = _early(self.env, steps, batch, self.device)
+        return self._early[steps, batch]
+
+    def raw(self, states: Tensor) -> Tensor:
+        """The head's outputs [S, N, ...] for every seed at the same states [N, D]."""
+        return self.head(self.trunk(states.expand(self.num_seeds, -1, -1), None))
+
+    def _shared(self, states: Tensor, early: Early) -> Tensor:
+        """The head's outputs [S, n * B, ...]: of early states each computed once, whoever meets it; of later ones each for itself."""
+        index = self.env.index(states[: early.steps]).transpose(0, 1).flatten(1)  # type: ignore[attr-defined]
+        made = rows(self.raw(early.states), index)
+        if early.steps == len(states):
+            return made
+        late = states[early.steps :].transpose(0, 1).flatten(1, 2)
+        return torch.cat([made, self.head(self.trunk(late, None))], 1)
 
     def begin(self, state: Tensor, context: Tensor | None = None) -> tuple[Tensor, Any]:
         """The actions' logits [S, B, M] at the first state of a rollout, and a cache for the next."""

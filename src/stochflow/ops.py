@@ -78,6 +78,19 @@ def always(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
 _TRUE: dict[torch.device, Tensor] = {}
 
 
+def nothing(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
+    """Zeros that cost nothing: one, expanded; nobody may write into them."""
+    if torch.compiler.is_compiling():
+        return torch.zeros((), device=device).expand(shape)
+    if device not in _ZERO:
+        with torch.inference_mode(False):
+            _ZERO[device] = torch.zeros((), device=device)
+    return _ZERO[device].expand(shape)
+
+
+_ZERO: dict[torch.device, Tensor] = {}
+
+
 def pick(x: Tensor, index: Tensor) -> Tensor:
     """`x[..., index]` for x [..., M] and index [...]; a negative index (unknown) reads entry 0."""
     return x.gather(-1, index.clamp(min=0).unsqueeze(-1)).squeeze(-1)

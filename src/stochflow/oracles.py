@@ -64,10 +64,17 @@ class Table:
     def __call__(self, state: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():  # a counter inside a compiled graph would recompile it at every call
             self.calls += state[..., 0].numel()
-        table = self._moved.get(state.device)
-        if table is None:
-            table = self._moved[state.device] = self.scores.to(state.device, torch.float32)
-        return table[self.env.index(state)]
+        return self._table(state.device)[self.env.index(state)]
+
+    def at(self, number: Tensor) -> Tensor:
+        """The scores of states by their numbers, for whoever knows them already."""
+        self.calls += number.numel()
+        return self._table(number.device)[number]
+
+    def _table(self, device: torch.device) -> Tensor:
+        if device not in self._moved:
+            self._moved[device] = self.scores.to(device, torch.float32)
+        return self._moved[device]
 
     def modes(self, state: Tensor) -> Tensor | None:
         """[...] True where the state is a mode; None where modes were not given."""

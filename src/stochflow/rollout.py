@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stochflow.ops import NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax
+from stochflow import rollout_kernel
+from stochflow.ops import NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, nothing
 from stochflow.types import Task, Trajectories
+
+
+class Fading(NamedTuple):
+    """A chance of start / (1 + step / tau), worked out where it is needed: in a kernel it costs nothing."""
+
+    start: float
+    tau: float
+    step: Tensor
+
+    def now(self) -> Tensor:
+        return self.start * self.tau / (self.step + self.tau)
 
 
 @torch.no_grad()
@@ -20,7 +31,7 @@ def rollout(
     batch: int,
     *,
     row: Tensor | None = None,
-    explore: Tensor | float | None = None,
+    explore: Fading | Tensor | float | None = None,
     temper: Tensor | float | None = None,
     kernel: bool = True,
     steps: Steps | None = None,
@@ -34,9 +45,11 @@ def rollout(
     env, seeds, device = task.env, policy.num_seeds, policy.device
     plain = not isinstance(explore, Tensor) or explore.numel() == 1
     if kernel and device.type == "cuda" and temper is None and row is None and plain:
-        fused = _kernel()
-        if fused is not None and fused.fits(task, policy, batch):
-            return fused.walk(task, policy, batch, explore)
+        walked = rollout_kernel.walk(task, policy, batch, explore) if rollout_kernel.fits(task, policy) else None
+        if walked is not None:
+            return walked
+    if isinstance(explore, Fading):
+        explore = explore.now()
     if row is None:  # a random context each, so that whoever looks or samples sees them all
         count = 1 if env.contexts is None else len(env.contexts)
         row = (
@@ -156,7 +169,7 @@ def _free_rollout(
 def _fresh(states: Tensor, actions: Tensor, moves: Tensor, alive: Tensor) -> Trajectories:
     """Trajectories that were really walked and wait for the oracle."""
     shape = moves.shape[1:]
-    return Trajectories(states, actions, moves, alive, torch.zeros(shape, device=moves.device), always(shape, moves.device))
+    return Trajectories(states, actions, moves, alive, nothing(shape, moves.device), always(shape, moves.device))
 
 
 ALL_AT_ONCE = 1 << 22  # random numbers
@@ -168,16 +181,6 @@ def _noise(env: Any, logits: Tensor) -> Callable[[int], Tensor]:
         return lambda t: log_exponential(logits)
     drawn = log_exponential(logits.expand(env.horizon, *logits.shape))
     return lambda t: drawn[t]
-
-
-@cache
-def _kernel() -> Any:
-    """The module of the kernel; None where Triton is not installed."""
-    try:
-        from stochflow import rollout_kernel
-    except ImportError:
-        return None
-    return rollout_kernel
 
 
 def _coins(env: Any, logits: Tensor, explore: Tensor | float | None) -> Callable[[int], Tensor | None]:

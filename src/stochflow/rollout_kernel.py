@@ -1,176 +1,100 @@
-"""A whole rollout in one GPU kernel: every step of every trajectory without a return to the host or to other kernels.
+"""A whole rollout in one GPU kernel (walk.cu): every step of every trajectory without a return to the host or to other kernels.
 
-A program walks ROWS trajectories of one seed from the first state to the last. A move changes one or two one-hot features, so
-the first layer is a row added and a row taken away; the second layer is a matrix product whose weights stream from the cache.
-When all its trajectories have finished, a program only writes down that nothing more happens. It covers the grid and strings, `Exact` and
-`Slip`, and two-layer networks with or without a look-up table (`fits`); everything else walks step by step in `rollout`.
-
-Only `rollout` imports this file, and only on a GPU: it needs Triton, which comes with PyTorch's CUDA builds.
+It covers the grid and strings, `Exact` and `Slip`, and two-layer networks with or without a look-up table (`fits`); everything else
+walks step by step in `rollout`, which is also what happens where the kernel cannot be compiled.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from stochflow import cuda_source
 from stochflow.channels import Exact, Slip
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
-from stochflow.nets import Policy, _LookupTrunk, _MLPTrunk
-from stochflow.ops import always
+from stochflow.nets import Early, Policy, _LookupTrunk, _MLPTrunk
+from stochflow.ops import always, nothing
 from stochflow.types import Task, Trajectories
 
 WIDTHS = (16, 32, 64, 128, 256)  # of hidden layers and of the look-up table
-LEAST_ROWS = 16  # tl.dot takes no fewer
-CHUNK, WARPS = 32, 8  # by trial on an H200, 256 wide: 20 us a step; other sizes, TF32 in three products and outer products were slower
+SMALL_HEAD = 32  # outputs whose weights are in shared memory
+MOST_MOVES = 256
+IN_REGISTERS = 72  # weights of the second layer a thread
 
 
-@triton.jit
-def _gumbel(seed, place):
-    return -tl.log(-tl.log(tl.maximum(tl.rand(seed, place), 1e-10)))
+class Trace(NamedTuple):
+    """What the network made of each state that a rollout reached: the activations of its layers, for whoever learns before the weights change.
+
+    A row a state: first the early ones, which all trajectories share, then step by step those of each trajectory.
+    """
+
+    known: Tensor  # [S, R] bool: the state was reached; what stands beside the others is anything
+    sums: Tensor  # [S, R, H] the first layer before its rectifier
+    hidden: Tensor  # [S, R, H] the second after it
+    outs: Tensor  # [S, R, columns] the head, padded, flows left out where there are many moves
+    numbers: Tensor  # [steps, S, B] int32: which early state it was
+    early: Early | None
+    finals: Tensor  # [S, B] the numbers of the last states, where numbers have 64 bits
 
 
-@triton.jit
-def _walk(
-    states, actions, moves, alives,  # out: [T+1, S, B, D], [T, S, B] int64 and one byte a flag
-    sums,  # scratch [S, B, H]: the first layer before its rectifier
-    first, first_bias, second, second_bias, head, head_bias, table,  # [S, ...] each
-    seed, explore, alpha,
-    num_seeds, batch, num_features, table_rows, T: tl.constexpr,
-    STRING: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, LEAST: tl.constexpr, STOP: tl.constexpr, M: tl.constexpr,
-    H: tl.constexpr, OUT: tl.constexpr, W: tl.constexpr, EXPLORES: tl.constexpr, SLIPS: tl.constexpr,
-    ROWS: tl.constexpr, MP: tl.constexpr, XP: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """M, D padded to MP, XP; SIZE = the grid's side or the alphabet's; LEAST = the least length that may STOP; W = 0: no table."""
-    s = tl.program_id(0).to(tl.int64)
-    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    inside = b < batch
-    m = tl.arange(0, MP)[None, :]
-    x = tl.arange(0, XP)[None, :]
-    h = tl.arange(0, H)
-    first += s * num_features * H
-    second += s * H * H
-    head += s * (H + W) * OUT
-    row_of = s * batch + b
-    draws = (row_of * T * (3 * MP)).to(tl.int32)[:, None]  # where this row's random numbers begin
-    key = tl.load(seed)
-    second_bias_ = tl.load(second_bias + s * H + h)
-    head_bias_ = tl.load(head_bias + s * OUT + m, mask=m < M, other=0.0)
-
-    if STRING:
-        state = tl.full([ROWS, XP], SIZE, tl.int32)  # padding
-    else:
-        state = tl.zeros([ROWS, XP], tl.int32)
-    length = tl.zeros([ROWS], tl.int32)
-    feature = tl.zeros([ROWS], tl.int32)  # the one that the last move switched on
-    goes = feature > 0
-    index = tl.zeros([ROWS], tl.int64)
-    stopped = tl.zeros([ROWS], tl.int32)
-    tl.store(states + row_of[:, None] * D + x, state.to(tl.int64), mask=inside[:, None] & (x < D))
-    begun = tl.load(first_bias + s * H + h)
-    if not STRING:
-        for d in tl.static_range(D):
-            begun += tl.load(first + d * SIZE * H + h)
-    tl.store(sums + row_of[:, None] * H + h[None, :], tl.zeros([ROWS, H], tl.float32) + begun[None, :], mask=inside[:, None])
-    tl.debug_barrier()
-
-    for t in range(T):
-        # what is legal, and whether anything is left to decide
-        if STRING:
-            legal = (m < SIZE) & (length < D)[:, None]
-            mask = legal | ((m == STOP) & (length >= LEAST)[:, None])
-        else:
-            legal = (m < D) & (state < SIZE - 1)  # XP = MP here
-            mask = legal | ((m == STOP) & (length >= 0)[:, None])
-        alive = (tl.sum(legal.to(tl.int32), 1) > 0) & (stopped == 0)
-
-        # the network; the first layer's sums are in memory, where each thread reads back what it wrote itself
-        logits = tl.zeros([ROWS, MP], tl.float32) + head_bias_
-        if tl.sum(alive.to(tl.int32)) > 0:  # else all have finished
-            hidden = tl.zeros([ROWS, H], tl.float32)
-            for start in range(0, H, CHUNK):
-                c = start + tl.arange(0, CHUNK)
-                mine = sums + row_of[:, None] * H + c[None, :]
-                fresh = first + feature[:, None] * H + c[None, :]
-                part = tl.load(mine, mask=inside[:, None], other=0.0) + tl.load(fresh, mask=goes[:, None], other=0.0)
-                if not STRING:  # the coordinate was at its old place before
-                    part -= tl.load(fresh - H, mask=goes[:, None], other=0.0)
-                tl.store(mine, part, mask=inside[:, None])
-                weight = tl.load(second + c[:, None] * H + h[None, :])
-                hidden = tl.dot(tl.maximum(part, 0.0), weight, hidden, input_precision="ieee")
-            tl.debug_barrier()  # whoever reads the sums next, they are written
-            hidden = tl.maximum(hidden + second_bias_[None, :], 0.0)
-            for move_ in tl.static_range(M):
-                score = tl.sum(hidden * tl.load(head + h * OUT + move_)[None, :], 1)
-                if W > 0:
-                    w = tl.arange(0, W)
-                    kept = tl.minimum(index, table_rows - 1) + s * table_rows
-                    row = tl.load(table + kept[:, None] * W + w[None, :])
-                    score += tl.sum(row * tl.load(head + (H + w) * OUT + move_)[None, :], 1)
-                logits += tl.where(m == move_, score[:, None], 0.0)
-
-        # the action, and what the world makes of it
-        place = draws + t * (3 * MP)
-        if EXPLORES:
-            coin = tl.rand(key, draws + t * (3 * MP) + 2 * MP) < tl.load(explore)
-            logits = tl.where(coin, 0.0, logits)
-        logits = tl.where(logits == logits, logits, 0.0)  # NaN loses to padding in tl.argmax: a ruined seed would leave the range
-        action = tl.argmax(tl.where(mask, logits + _gumbel(key, place + m), -1e9), 1)
-        move = action
-        if SLIPS:
-            other = tl.argmax(tl.where(legal, tl.rand(key, place + MP + m), -1.0), 1)
-            slips = tl.sum(tl.where(m == 1, tl.rand(key, place + 2 * MP + m), 0.0), 1) < alpha
-            move = tl.where(slips & (action != STOP), other, action)
-        stopped = tl.where(action == STOP, 1, stopped)
-
-        at = t * num_seeds * batch + row_of
-        tl.store(actions + at, action.to(tl.int64), mask=inside)
-        tl.store(moves + at, move.to(tl.int64), mask=inside)
-        tl.store(alives + at, alive.to(tl.int8), mask=inside)
-
-        # the next state, and the features it changes
-        goes = alive & (move != STOP)
-        if STRING:
-            feature = length * SIZE + move
-            state = tl.where((x == length[:, None]) & goes[:, None], move[:, None], state)
-            index = tl.where(goes, index * SIZE + 1 + move, index)
-            length += goes.to(tl.int32)
-        else:
-            chosen = (m == move[:, None]) & goes[:, None]
-            feature = move * SIZE + tl.sum(tl.where(chosen, state, 0), 1) + 1
-            state += chosen.to(tl.int32)
-        tl.store(states + (at + num_seeds * batch)[:, None] * D + x, state.to(tl.int64), mask=inside[:, None] & (x < D))
+def traced_rows(policy: Any, steps: int, batch: int) -> int:
+    """Rows of a trace."""
+    early = policy.early(steps, batch)
+    return steps * batch if early is None else len(early.states) + (steps - early.steps) * batch
 
 
-def fits(task: Task, policy: Any, batch: int = 1) -> bool:
-    """Whether the kernel knows this environment, channel and network, and counts its random numbers in 31 bits."""
+def fits(task: Task, policy: Any) -> bool:
+    """Whether the kernel knows this environment, channel and network."""
     env: Any = task.env
     trunk: Any = getattr(policy, "trunk", None)
     mlp: Any = trunk.mlp if type(trunk) is _LookupTrunk else trunk
+    if not (type(policy) is Policy and type(mlp) is _MLPTrunk and policy.encoder is None and len(mlp.layers) == 2 and mlp.width in WIDTHS):
+        return False
+    small = policy.head.weight.shape[2] <= SMALL_HEAD
     return (
-        type(policy) is Policy
-        and type(mlp) is _MLPTrunk
-        and type(env) in (Grid, Strings)
+        type(env) in (Grid, Strings)
         and type(task.channel) in (Exact, Slip)
-        and policy.encoder is None
-        and len(mlp.layers) == 2
-        and mlp.width in WIDTHS
-        and (trunk is mlp or (type(env) is Strings and trunk.table.weight.shape[-1] in WIDTHS))
-        and env.num_moves <= 32
-        and env.state_dim <= 256  # states are in registers
+        and (trunk is mlp or (type(env) is Strings and small and trunk.table.weight.shape[-1] in WIDTHS))
+        and (small or (type(env) is Strings and env.num_moves <= MOST_MOVES and columns(policy) <= _threads(mlp.width)))
+        and env.state_dim <= 256  # states are in shared memory
         and policy.head.weight.dtype == torch.float32
-        and policy.num_seeds * batch * env.horizon * 3 * 32 < 2**31
-        and (type(env) is Strings or env.num_moves <= 16)
     )
 
 
+def columns(policy: Any) -> int:
+    """Outputs of the head that a walk keeps, padded: all of them, or of many those of the moves."""
+    outputs = policy.head.weight.shape[2]
+    return max(16, 1 << (outputs - 1 if outputs <= SMALL_HEAD else policy.env.num_moves - 1).bit_length())
+
+
+def _threads(hidden: int) -> int:
+    return min(512, hidden * hidden // 4)
+
+
+def _rows(walks: int, threads: int) -> int:
+    """Trajectories a block, a warp each: one, as long as there are multiprocessors for all."""
+    return min(threads // 32, 1 if walks <= 132 else 2 if walks <= 264 else 4 if walks <= 2112 else 8)
+
+
+def walk(task: Task, policy: Any, batch: int, explore: Any) -> Trajectories | None:
+    """`rollout` for what `fits`, in law the same; the random numbers come from one draw of torch's generator. None: it cannot be compiled.
+
+    `explore` is a chance, or one that fades from `explore.start` with `explore.step`.
+    """
+    found = _walk(task, policy, batch, explore, False)
+    return None if found is None else found[0]
+
+
+def traced_walk(task: Task, policy: Any, batch: int, explore: Any) -> tuple[Trajectories, Trace] | None:
+    """The same, and what the network made of each state."""
+    return _walk(task, policy, batch, explore, True)
+
+
 @torch.no_grad()
-def walk(task: Task, policy: Any, batch: int, explore: Tensor | float | None) -> Trajectories:
-    """`rollout` for what `fits`, in law the same; the random numbers come from one draw of torch's generator."""
+def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any:
     env: Any = task.env
     channel: Any = task.channel
     device = policy.device
@@ -178,26 +102,72 @@ def walk(task: Task, policy: Any, batch: int, explore: Tensor | float | None) ->
     table = trunk.table.weight if type(trunk) is _LookupTrunk else None
     one, two = (trunk if table is None else trunk.mlp).layers
     seeds, horizon, wide = policy.num_seeds, env.horizon, env.state_dim
+    _, features, hidden = one.weight.shape
     string = isinstance(env, Strings)
-    padded = max(16, triton.next_power_of_2(env.num_moves))
-    rows = LEAST_ROWS
-    while rows < 64 and seeds * triton.cdiv(batch, rows) > 264:  # two programs a multiprocessor keep it busy; more share weights better
-        rows *= 2
+    threads, width = _threads(hidden), 0 if table is None else table.shape[2]
+    outputs, kept = policy.head.weight.shape[2], columns(policy)
+    steps = horizon + (trace and not env.tree)  # a walk needs nothing of the last state, but who learns a way back does
+    early = policy.early(steps, batch)
+    known_steps, known_states = (0, 0) if early is None else (early.steps, len(early.states))
+    network = known_steps < steps
+    rows = _rows(seeds * batch, threads) if network else threads // 32
+    defines = {
+        "H": hidden, "T": horizon, "STEPS": steps, "TRACE": trace, "STRING": string, "D": wide, "SIZE": env.tokens if string else env.side,
+        "LEAST": (env.min_length or 0) if string else 0, "STOP": -1 if env.stop is None else env.stop, "M": env.num_moves,
+        "OUT": outputs, "COLUMNS": kept, "W": width, "EXPLORES": explore is not None,
+        "SLIPS": isinstance(channel, Slip) and channel.alpha > 0, "ROWS": rows, "THREADS": threads, "FEATURES": features,
+        "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": kept if trace else outputs, "IN_REGISTERS": IN_REGISTERS,
+    }  # fmt: skip
+    span = hidden * hidden // threads
+    shared = max(0, span - IN_REGISTERS) * threads + (outputs * (hidden + width) if outputs <= SMALL_HEAD else 0) if network else 0
+    shared += rows * (2 * hidden + width + threads + kept + wide + 2)
+    properties: Any = torch.cuda.get_device_properties(device)
+    most = properties.shared_memory_per_block_optin // 4
+    defines["FIRST_SHARED"] = network and shared + features * hidden <= most
+    shared += features * hidden if defines["FIRST_SHARED"] else 0
+    if shared > most or two.weight.data_ptr() % 16 or one.weight.data_ptr() % 16:
+        return None
+    settings = tuple((name, int(value)) for name, value in defines.items())
+    kernel = cuda_source.compiled("walk.cu", "walk", settings, 4 * shared, torch.cuda.get_device_capability(device))
+    if kernel is None:
+        return None
     states = torch.empty(horizon + 1, seeds, batch, wide, dtype=torch.long, device=device)
     actions, moves = torch.empty(2, horizon, seeds, batch, dtype=torch.long, device=device)
     alive = torch.empty(horizon, seeds, batch, dtype=torch.bool, device=device)
-    sums = torch.empty(seeds, batch, one.weight.shape[2], device=device)
+    room = known_states + (steps - known_steps) * batch if trace else 0
+    record = _record(policy, early if trace else None, room, kept, known_steps if trace else 0, batch)
+    given = record.outs if trace else one.bias if early is None else policy.raw(early.states)
     key = torch.randint(2**31 - 1, (1,), device=device)
-    chance = None if explore is None else torch.as_tensor(explore, dtype=torch.float32, device=device)
-    _walk[(seeds, triton.cdiv(batch, rows))](
-        states, actions, moves, alive.view(torch.int8),
-        sums, one.weight, one.bias, two.weight, two.bias, policy.head.weight, policy.head.bias, table,
-        key, chance, getattr(channel, "alpha", 0.0),
-        seeds, batch, one.weight.shape[1], 0 if table is None else table.shape[1], horizon,
-        STRING=string, D=wide, SIZE=env.tokens if string else env.side, LEAST=(env.min_length or 0) if string else 0,
-        STOP=-1 if env.stop is None else env.stop, M=env.num_moves, H=one.weight.shape[2], OUT=policy.head.weight.shape[2],
-        W=0 if table is None else table.shape[2], EXPLORES=chance is not None, SLIPS=isinstance(channel, Slip) and channel.alpha > 0,
-        ROWS=rows, MP=padded, XP=max(16, triton.next_power_of_2(wide)) if string else padded, CHUNK=min(CHUNK, one.weight.shape[2]),
-        num_warps=WARPS,
+    start, tau, chance = (0.0, 0.0, explore) if not isinstance(explore, tuple) else explore
+    chance = key if chance is None else torch.as_tensor(chance, dtype=torch.float64, device=device)
+    kernel(
+        (-(-batch // rows), seeds, 1),
+        (threads, 1, 1),
+        [
+            states, actions, moves, alive, record.known, record.sums, record.hidden, record.outs, record.numbers, record.finals,
+            one.weight, one.bias, two.weight, two.bias, policy.head.weight, policy.head.bias, one.bias if table is None else table, given,
+            key, chance, start, tau, float(getattr(channel, "alpha", 0.0)),
+            seeds, batch, 0 if table is None else table.shape[1], room if trace else known_states, room,
+        ],
+        4 * shared,
     )  # fmt: skip
-    return Trajectories(states, actions, moves, alive, torch.zeros(seeds, batch, device=device), always((seeds, batch), device))
+    return Trajectories(states, actions, moves, alive, nothing((seeds, batch), device), always((seeds, batch), device)), record
+
+
+def _record(policy: Any, early: Early | None, room: int, kept: int, steps: int, batch: int) -> Trace:
+    """Room for a trace, with what it knows of early states before anyone walks."""
+    seeds, device, hidden = policy.num_seeds, policy.device, policy.trunk.width
+    known = torch.empty(seeds, room, dtype=torch.bool, device=device)
+    layers, outs = torch.empty(2, seeds, room, hidden, device=device), torch.empty(seeds, room, kept, device=device)
+    numbers = torch.empty(steps, seeds, batch, dtype=torch.int32, device=device)
+    if early is not None:
+        many = len(early.states)
+        one, two = policy.trunk.layers
+        sums = one(policy.env.features(early.states).expand(seeds, -1, -1))
+        after = torch.relu(two(torch.relu(sums)))
+        made = policy.head(after)
+        known[:, :many] = True
+        layers[0, :, :many], layers[1, :, :many] = sums, after
+        outs[:, :many, : made.shape[2]] = made[..., :kept]
+    finals = torch.empty(seeds, batch, dtype=torch.long, device=device)
+    return Trace(known, layers[0], layers[1], outs, numbers, early, finals)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stochflow import rollout_kernel
 from stochflow.buffer import Buffer, join
-from stochflow.rollout import compiled_steps, rollout
+from stochflow.rollout import Fading, compiled_steps, rollout
 from stochflow.types import Task, Trajectories
 
 
@@ -48,15 +49,22 @@ class OnPolicy(Source):
         super().__init__()
         self.temper, self.kernel, self.steps = temper, kernel, compiled_steps(policy) if compile else None
         self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
+        self.traces = False  # whoever learns from a batch at once may ask for what the network made of each state,
+        self.trace: Any = None  # which is found here
         self._policy = [policy]  # held, not owned: its weights are the trainer's to save
 
     def act(self, step):
         policy = self._policy[0]
-        explore = self.explore / (1 + step / self.tau) if self.explore > 0 else None
+        explore = Fading(self.explore, self.tau, step) if self.explore > 0 else None
         temper = None if self.temper is None else self.temper()
-        return rollout(
-            self.task, policy, self.batch, row=self.rows(policy), explore=explore, temper=temper, kernel=self.kernel, steps=self.steps
-        )
+        row = self.rows(policy)
+        self.trace = None
+        if self.traces:
+            found = rollout_kernel.traced_walk(self.task, policy, self.batch, explore)
+            if found is not None:
+                traj, self.trace = found
+                return traj
+        return rollout(self.task, policy, self.batch, row=row, explore=explore, temper=temper, kernel=self.kernel, steps=self.steps)
 
     def rows(self, policy: Any) -> Tensor | None:
         """A random context for each trajectory; None where there are no contexts."""

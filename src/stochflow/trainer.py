@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from stochflow.dynamics import Dynamics
 from stochflow.evaluate import evaluate
 from stochflow.flat import FlatParameters
 from stochflow.objectives import Objective
-from stochflow.sources import Source
+from stochflow.ops import nothing
+from stochflow.sources import OnPolicy, Source
 from stochflow.types import Task, Trajectories, World
 
 STATS = (
@@ -70,6 +72,9 @@ class Trainer:
         self.capture = capture
         made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
         self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
+        self._balance = fused_gradient()
+        if isinstance(source, OnPolicy) and device.type == "cuda" and self._balance is not None and source.kernel and source.temper is None:
+            source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
         self._pool: Any = None  # memory that all recordings share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
 
@@ -82,16 +87,24 @@ class Trainer:
         """The oracle's word on what was built."""
         if self.source.scored:
             return traj
-        score = self.task.oracle(traj.states[-1]).to(traj.score)
+        trace, by_number = getattr(self.source, "trace", None), getattr(self.task.oracle, "at", None)
+        found = self.task.oracle(traj.states[-1]) if trace is None or by_number is None else by_number(trace.finals)
+        score = found.to(traj.score)
         self.oracle_calls += score.numel()
-        return Trajectories(traj.states, traj.actions, traj.moves, traj.alive, score, traj.real)
+        return traj._replace(score=score)
 
     def learn(self, traj: Trajectories, note: bool = True) -> None:
         """One step of policy and dynamics; `note`: also write down the figures of this iteration."""
-        with self._steady_dynamics():
-            loss, figures = self._judge(self.source.mix(traj), note)
-        norm = self.policy_flat.differentiate(loss)
-        self.policy_flat.update(self.step)
+        trace = getattr(self.source, "trace", None)
+        if trace is not None and not note:
+            log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
+            self._balance.gradient(self.task, self.policy, traj, trace, log_reward, self.policy_flat)
+            loss, figures = self.raw_stats[0], list[Tensor]()  # nobody reads them
+        else:
+            with self._steady_dynamics():
+                loss, figures = self._judge(self.source.mix(traj), note)
+            self.policy_flat.differentiate(loss)
+        norm = self.policy_flat.update(self.step)
         dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
         if note:
             self._note([loss.detach(), dynamics_loss, norm, dynamics_norm], figures)
@@ -148,12 +161,12 @@ class Trainer:
             one = Captured(whole)
             self._pool = one.record(self._pool)
             return [one]
-        warm_up(lambda: self.learn(self.act(), note), device)  # unscored: a host oracle is asked for real batches only
+        warm_up(lambda: self.learn(self.act(), note), device)  # nothing: a host oracle is asked for real batches only
         self.load_state_dict(kept)
         act = Captured(self.act)
         self._pool = act.record(self._pool)
         fresh = act.result
-        scored = Trajectories(fresh.states, fresh.actions, fresh.moves, fresh.alive, torch.zeros_like(fresh.score), fresh.real)
+        scored = fresh._replace(score=torch.zeros_like(fresh.score))
         learn = Captured(lambda: self.learn(scored, note))
         learn.record(self._pool)
         return [act, lambda: scored.score.copy_(self.score(fresh).score), learn]
@@ -195,7 +208,7 @@ class Trainer:
         """Only from what really happened; from this batch, or from a buffer of earlier ones. Loss and gradient norm, each [S]."""
         self.dynamics.observe(fresh)
         if self.dynamics_flat is None:  # nothing to learn by gradient: the loss is for whoever reads it
-            none = torch.zeros_like(self.raw_stats[0])
+            none = nothing(self.raw_stats[0].shape, self.raw_stats.device)
             return self.dynamics.loss(fresh) if note else none, none
         if self.dynamics_buffer is None:
             return self._dynamics_step(fresh)
@@ -207,9 +220,8 @@ class Trainer:
     def _dynamics_step(self, traj: Trajectories) -> tuple[Tensor, Tensor]:
         assert self.dynamics_flat is not None
         loss = self._dynamics_loss(traj)
-        norm = self.dynamics_flat.differentiate(loss)
-        self.dynamics_flat.update(self.step)
-        return loss.detach(), norm
+        self.dynamics_flat.differentiate(loss)
+        return loss.detach(), self.dynamics_flat.update(self.step)
 
     @torch.no_grad()
     def _note(self, learned: list[Tensor], figures: list[Tensor]) -> None:
@@ -273,3 +285,13 @@ class Trainer:
         torch.set_rng_state(state["random.cpu"])
         if "random.cuda" in state and self.policy.device.type == "cuda":
             torch.cuda.set_rng_state(state["random.cuda"], self.policy.device)
+
+
+@cache
+def fused_gradient() -> Any:
+    """The module of the kernels that replace autograd where they fit; None where Triton is not installed."""
+    try:
+        from stochflow import balance_kernel
+    except ImportError:
+        return None
+    return balance_kernel

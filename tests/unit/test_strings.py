@@ -52,6 +52,18 @@ def test_enumeration_decodes_to_every_string_once_in_order():
     assert torch.equal(env.index(env.encode(texts)), torch.arange(85))
 
 
+@pytest.mark.parametrize("min_length", [None, 1])
+def test_early_states_are_the_first_ones_and_all_that_few_moves_can_reach(min_length):
+    env = Strings("ACG", 4, min_length)
+    for steps in range(1, 6):
+        early = env.early_states(steps)
+        assert len(early) == env.early_count(steps) == sum(3**n for n in range(steps))
+        assert torch.equal(early, env.all_states()[: len(early)])
+        assert torch.equal(env.index(early), torch.arange(len(early)))
+        assert int(env.lengths(env.all_states()[: len(early)]).max()) == steps - 1  # and the next one is longer
+    assert env.early_count(5) == env.count()
+
+
 def test_decode_flattens_any_leading_dimensions():
     env = Strings("ACGT", 2)
     states = env.encode(["AC", "GT", "TT", "CA"]).reshape(2, 2, 2)

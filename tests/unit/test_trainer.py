@@ -80,19 +80,34 @@ def test_the_number_of_operators_does_not_depend_on_the_seeds():
         return sum(e.count for e in seen.key_averages() if e.key.startswith("aten::"))
 
     assert operators(2) == operators(5)
-    assert operators(1) <= operators(2) <= 1.05 * operators(1)  # one seed saves a few copies that put seeds first
+    assert operators(1) <= operators(2) <= 1.06 * operators(1)  # one seed saves a few copies that put seeds first
 
 
 def test_average_is_the_power_law_mean_of_the_weights():
     layer = Linear(2, 1, [torch.Generator().manual_seed(0)])
     flat = FlatParameters(layer, lr=0.1, clip=1e9)
-    expected = torch.zeros(3)
+    expected = torch.zeros_like(flat.average)
     for step in range(6):
         flat.differentiate(layer(torch.ones(1, 4, 2)))
         flat.update(torch.tensor(float(step), dtype=torch.float64))
         weight = 8.0 / (step + 8.0)
         expected = (1 - weight) * expected + weight * flat.values.detach()
         assert torch.allclose(flat.average, expected, atol=1e-6)
+
+
+def test_every_parameter_begins_where_wide_loads_may_and_what_lies_between_stays_zero():
+    trainer = make()
+    trainer.train(3)
+    flat = trainer.policy_flat
+    between = torch.ones_like(flat.average, dtype=torch.bool)
+    for name, here in flat.slices.items():
+        assert here.start % 32 == 0
+        assert torch.equal(flat.named[name].flatten(), flat.values[here])
+        assert torch.equal(flat.slopes[name].flatten(), flat.values.grad[here])
+        between[here] = False
+    assert bool(between.any())
+    for vector in (flat.values, flat.average, flat.values.grad, *flat.moments):
+        assert float(vector[between].abs().max()) == 0
 
 
 def test_swap_exchanges_weights_and_averages_and_back():
@@ -108,7 +123,8 @@ def test_swap_exchanges_weights_and_averages_and_back():
 def test_gradients_are_clipped_for_each_seed_alone():
     layer = Linear(1, 1, [torch.Generator().manual_seed(s) for s in (0, 1)])
     flat = FlatParameters(layer, lr=0.1, clip=1.0)
-    norms = flat.differentiate(layer(torch.ones(2, 1, 1)).squeeze() * torch.tensor([100.0, 0.1]))
+    flat.differentiate(layer(torch.ones(2, 1, 1)).squeeze() * torch.tensor([100.0, 0.1]))
+    norms = flat.update(torch.zeros((), dtype=torch.float64))
     assert norms.tolist() == pytest.approx([100 * 2**0.5, 0.1 * 2**0.5], rel=1e-5)
     assert flat.values.grad[flat.slices["weight"]].tolist() == pytest.approx([0.5**0.5, 0.1], rel=1e-5)
 

@@ -83,8 +83,14 @@ class Strings(Enumerable):
     # enumeration ------------------------------------------------------------------------------------------------
 
     def all_states(self, row=None) -> Tensor:
+        return self.early_states(self.length + 1)
+
+    def early_count(self, steps):
+        return (self.tokens**steps - 1) // (self.tokens - 1)
+
+    def early_states(self, steps):
         levels = []
-        for size in range(self.length + 1):
+        for size in range(steps):
             digits = torch.arange(self.tokens**size).unsqueeze(-1)
             place = self.tokens ** torch.arange(size - 1, -1, -1)
             level = torch.full((self.tokens**size, self.length), self.pad)
@@ -104,7 +110,7 @@ class Strings(Enumerable):
         return index * self.tokens + 1 + move
 
     def count(self) -> int:
-        return (self.tokens ** (self.length + 1) - 1) // (self.tokens - 1)
+        return self.early_count(self.length + 1)
 
     # text -------------------------------------------------------------------------------------------------------
 

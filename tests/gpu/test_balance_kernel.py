@@ -1,0 +1,171 @@
+"""The gradient in four kernels is the gradient of autograd; an update in two is the update of torch. Needs a CUDA device with Triton."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stochflow.channels import Exact, Slip
+from stochflow.config import configure
+from stochflow.dynamics import Known
+from stochflow.envs import Grid, Strings
+from stochflow.experiment import Experiment
+from stochflow.flat import FlatParameters
+from stochflow.nets import MLP, Lookup, Policy
+from stochflow.objectives import DetailedBalance, TrajectoryBalance
+from stochflow.rewards import Linear
+from stochflow.rollout import rollout
+from stochflow.sources import OnPolicy
+from stochflow.trainer import Trainer
+from stochflow.types import Task
+
+pytestmark = pytest.mark.gpu
+
+ALPHABET = "".join(chr(0x100 + i) for i in range(256))
+WORLDS = {
+    "grid": lambda: Grid(2, 8),
+    "cube": lambda: Grid(4, 6),
+    "strings": lambda: Strings("ACGT", 8),
+    "variable": lambda: Strings("ABC", 7, 2),
+    "many": lambda: Strings(ALPHABET, 5),
+    "some": lambda: Strings(ALPHABET[:40], 5),
+}
+
+
+def score(state):
+    return state.float().sum(-1)
+
+
+def make(env, net, seeds: int, batch: int, learned_backward: bool = True) -> Trainer:
+    pytest.importorskip("triton", reason="the kernels are written in Triton")
+    task = Task(env, Exact(), score, Linear(0.3))
+    policy = Policy(env, net, seeds=range(seeds), learned_backward=learned_backward).to("cuda")
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return Trainer(task, policy, Known(env, task.channel), TrajectoryBalance(), OnPolicy(task, policy, batch, explore=0.1))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("width", "seeds", "batch"), [(256, 1, 16), (32, 3, 33), (128, 2, 400), (64, 1, 1), (64, 2, 3000)])
+def test_its_gradient_is_that_of_autograd(world, width, seeds, batch):
+    trainer = make(WORLDS[world](), MLP(width, 2), seeds, batch)
+    if world in ("many", "some") and batch >= 400:
+        trainer.source.traces = True  # slower than autograd there, and right all the same
+    assert trainer.source.traces
+    traj = trainer.score(trainer.act())
+    log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
+    residual = trainer._balance.gradient(trainer.task, trainer.policy, traj, trainer.source.trace, log_reward, trainer.policy_flat)
+    found = trainer.policy_flat.values.grad.clone()
+    loss, _ = trainer.judge(traj, False)
+    trainer.policy_flat.differentiate(loss)
+    want = trainer.policy_flat.values.grad
+    assert torch.allclose(residual.square().mean(1), loss, rtol=1e-4)
+    assert float((found - want).norm()) <= 1e-5 * float(want.norm())
+
+
+def test_a_uniform_way_back_has_no_gradient_and_counts():
+    trainer = make(Grid(3, 5), MLP(64, 2), 2, 16, learned_backward=False)
+    traj = trainer.score(trainer.act())
+    log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
+    trainer._balance.gradient(trainer.task, trainer.policy, traj, trainer.source.trace, log_reward, trainer.policy_flat)
+    found = trainer.policy_flat.values.grad.clone()
+    trainer.policy_flat.differentiate(trainer.judge(traj, False)[0])
+    want = trainer.policy_flat.values.grad
+    assert float((found - want).norm()) <= 1e-5 * float(want.norm())
+
+
+@pytest.mark.parametrize("batch", [50, 3000])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_trace_is_what_the_network_says(world, batch):
+    trainer = make(WORLDS[world](), MLP(64, 2), 2, batch)
+    trainer.source.traces = True
+    env, policy = trainer.task.env, trainer.policy
+    traj = trainer.act()
+    known, sums, hidden, outs, numbers, early, finals = trainer.source.trace
+    assert torch.equal(finals, env.index(traj.states[-1]))
+    steps, shared = env.horizon + (not env.tree), 0 if early is None else early.steps
+    assert (early is not None) == (batch == 3000)
+    states = traj.states[shared:steps].transpose(0, 1).flatten(1, 2)
+    moved = traj.alive if env.stop is None else traj.alive & (traj.moves != env.stop)
+    reached = torch.cat([torch.ones_like(moved[:1]), moved])[:steps]
+    late = reached[shared:].transpose(0, 1).flatten(1)
+    if early is not None:
+        states = torch.cat([early.states.expand(2, -1, -1), states], 1)
+        late = torch.cat([torch.ones(2, len(early.states), dtype=torch.bool, device="cuda"), late], 1)
+        assert torch.equal(numbers[reached[:shared]].long(), env.index(traj.states[:shared])[reached[:shared]])
+    assert torch.equal(known, late)
+    one, two = policy.trunk.layers
+    with torch.no_grad():
+        want_sums = one(env.features(states))
+        want_hidden = torch.relu(two(torch.relu(want_sums)))
+        want = policy.head(want_hidden)
+    columns = want.shape[-1] if want.shape[-1] <= 32 else env.num_moves
+    for found, right in ((sums, want_sums), (hidden, want_hidden), (outs[..., :columns], want[..., :columns])):
+        assert torch.allclose(found[known], right[known], atol=1e-4)
+
+
+def test_what_it_does_not_know_goes_by_autograd():
+    pytest.importorskip("triton", reason="the kernels are written in Triton")
+    from stochflow.balance_kernel import fits
+
+    env = Strings("ACGT", 5)
+    noisy, exact = Task(env, Slip(0.2), score, Linear()), Task(env, Exact(), score, Linear())
+    mlp, table = (Policy(env, net).to("cuda") for net in (MLP(64, 2), Lookup(64, 2, 32)))
+    assert fits(exact, mlp, Known(env, exact.channel), TrajectoryBalance(), 16)
+    assert not fits(noisy, mlp, Known(env, noisy.channel), TrajectoryBalance(), 16)
+    assert not fits(exact, table, Known(env, exact.channel), TrajectoryBalance(), 16)
+    assert not fits(exact, mlp, Known(env, exact.channel), DetailedBalance(), 16)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_an_update_is_that_of_torch(seeds):
+    pytest.importorskip("triton", reason="the kernels are written in Triton")
+    flats = []
+    for kernel in (True, False):
+        flats.append(FlatParameters(Policy(Grid(2, 8), MLP(64, 2), seeds=range(seeds)).to("cuda"), 1e-2, 0.5, follow=True))
+        assert flats[-1].kernel is not None
+        if not kernel:
+            flats[-1].kernel = None
+    for step in range(6):
+        slope = torch.randn_like(flats[0].values) * 10.0 ** (step % 3 - 2)
+        for flat in flats:
+            for name, here in flat.slices.items():
+                flat.slopes[name].copy_(slope[here].view_as(flat.slopes[name]))
+            flat.update(torch.tensor(700.0 * step, dtype=torch.float64, device="cuda"))
+        for part in ("values", "average", "follower", "moments", "norms"):
+            assert torch.allclose(getattr(flats[0], part), getattr(flats[1], part), rtol=1e-5, atol=1e-7), (step, part)
+
+
+def test_a_run_in_kernels_learns_what_a_run_by_autograd_learns():
+    pytest.importorskip("triton", reason="the kernels are written in Triton")
+    errors = []
+    for trace in (False, True):
+        made = Experiment(configure("grid", side=6, device="cuda", seeds=4, batch=64, net="mlp", hidden=64, objective="tb"))
+        assert made.trainer.source.traces
+        made.trainer.source.traces = trace
+        made.trainer.train(1500)
+        errors.append(float(torch.as_tensor(made.measure()["tv"]).mean()))
+    assert max(errors) < 0.02, errors
+
+
+@pytest.mark.parametrize(("env", "batch"), [(Grid(2, 8), 4096), (Strings("ACGT", 6), 4096), (Strings("ACG", 5, 1), 4096)], ids=str)
+@pytest.mark.parametrize("net", [MLP(64, 2), Lookup(64, 2, 32)], ids=str)
+def test_states_that_all_meet_are_computed_once_and_nothing_changes(env, batch, net):
+    """Outputs and gradients of `along`, with early states shared and without."""
+    policy = Policy(env, net, seeds=(0, 1)).to("cuda")
+    task = Task(env, Exact(), score, Linear())
+    traj = rollout(task, policy, batch)
+    early = policy.early(len(traj.states), batch)
+    assert early is not None
+    assert len(early.states) < early.steps * batch
+    shared = policy.along(traj)
+    policy._early[len(traj.states), batch] = None
+    plain = policy.along(traj)
+    assert torch.allclose(shared.forward, plain.forward, atol=1e-5)
+    weight = torch.randn_like(plain.forward)
+    slopes = [torch.autograd.grad((out.forward * weight).sum(), list(policy.parameters()), allow_unused=True) for out in (shared, plain)]
+    for a, b in zip(*slopes, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            assert float((a - b).norm()) <= 1e-4 * float(b.norm()) + 1e-6
