@@ -42,6 +42,7 @@ class Library:
         self.name, self.python, self.path, self.threads, self.log = name, python, path, threads, log
         self.alone = False  # whether every question gets a fresh interpreter
         self._start()
+        self._wait()
 
     def _start(self) -> None:
         name, threads, log = self.name, self.threads, self.log
@@ -50,7 +51,7 @@ class Library:
         environment |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # asking whether there is a GPU must not begin CUDA before the fork
         if self.alone:
             environment[ALONE] = "1"
-        begun = time.perf_counter()
+        self.begun = time.perf_counter()
         self.process = subprocess.Popen(
             [self.python, str(HERE / f"run_{name}.py")],
             stdin=subprocess.PIPE,
@@ -61,22 +62,32 @@ class Library:
             # processors are given to the process, which is the one way that OpenMP, MKL and XLA all understand
             preexec_fn=None if threads is None else lambda: os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:threads])),
         )
+
+    def _wait(self) -> None:
+        """Until it has imported its library."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{name} did not start:\n{log.read_text()[-2000:]}")
+            raise SystemExit(f"{self.name} did not start:\n{self.log.read_text()[-2000:]}")
         self.versions = json.loads(line)["versions"]
-        self.import_s = round(time.perf_counter() - begun, 3)
+        self.import_s = round(time.perf_counter() - self.begun, 3)
 
     def ask(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """The answer; a library that will not start CUDA in a child gets an interpreter for each question from then on."""
+        """The answer; a library that will not start CUDA in a child gets an interpreter for each question from then on.
+
+        The next one imports while the others answer; it touches no GPU before it is asked.
+        """
         if self.alone:
-            self._start()
+            self._wait()
         found = self._ask(spec)
+        if self.alone:
+            self.process.wait()
+            self._start()
         if not self.alone and spec["device"] == "cuda" and any(w in found.get("error", "") for w in ("fork", "nitializ")):
             print(f"{self.name}: {found['error']}: an interpreter for each question from now on", flush=True)
             self.close()
             self.alone = True
+            self._start()
             return self.ask(spec)
         return found
 
@@ -112,19 +123,22 @@ def commit() -> str | None:
 def questions(given: argparse.Namespace) -> list[tuple[str, dict[str, Any], tuple[str, ...]]]:
     """(kind, question, who is asked), most telling first, so that a run that is out of time has lost least."""
     asked: list[tuple[str, dict[str, Any], tuple[str, ...]]] = []
+    beside: list[tuple[str, dict[str, Any], tuple[str, ...]]] = []
     for at, batch in enumerate(given.batches):
         who = tuple(n for n in given.libraries if n != "torchgfn" or batch <= given.torchgfn_most)
         asked += [("speed", {"task": t, "batch": batch}, who) for t in given.tasks]
-        if "tfbind8" in given.tasks and "stochflow" in given.libraries:  # noise with a learned model of it: the peers have no such thing
-            asked.append(("noise", {"task": "tfbind8", "batch": batch, "stick": 0.25}, ("stochflow",)))
+        more = asked if at == 0 else beside
         if given.seeds and "stochflow" in given.libraries:
-            asked += [("seeds", {"task": t, "batch": batch, "seeds": s}, ("stochflow",)) for t in given.tasks for s in given.seeds]
+            more += [("seeds", {"task": t, "batch": batch, "seeds": s}, ("stochflow",)) for t in given.tasks for s in given.seeds]
+        if "tfbind8" in given.tasks and "stochflow" in given.libraries:  # noise with a learned model of it: the peers have no such thing
+            more.append(("noise", {"task": "tfbind8", "batch": batch, "stick": 0.25}, ("stochflow",)))
         if at == 0 and given.most > 0:
             asked += [
                 ("tv", goal | {"most": given.most, "tv_seeds": given.tv_seeds}, given.libraries)
                 for goal in GOALS
                 if goal["task"] in given.tasks
             ]
+    asked += beside
     for batch in given.compiled:
         asked += [("compiled", {"task": t, "batch": batch}, ("stochflow",)) for t in given.tasks]
     return asked
