@@ -35,14 +35,12 @@ class FlatParameters:
         self.average = torch.empty_like(self.values, requires_grad=False)
         self.follower = self.average.clone() if follow else None  # a short memory, for targets that bootstrap
         self.slices: dict[str, slice] = {}
-        seed_of = []  # whose each number is
         start = 0
         with torch.no_grad():
             for (name, p), size, gap in zip(self.named.items(), sizes, gaps, strict=True):
                 here = slice(start, start + size)
                 self.values[here] = p.flatten()
                 p.data = self.values.data[here].view(p.shape)
-                seed_of += [torch.arange(self.num_seeds).repeat_interleave(size // self.num_seeds), torch.zeros(gap, dtype=torch.long)]
                 self.slices[name] = here
                 start += size + gap
             self.average.copy_(self.values)
@@ -53,7 +51,6 @@ class FlatParameters:
             name: whole[here].view(self.named[name].shape) for name, here in self.slices.items()
         }  # the gradient by name, as views
         self._by_seed = [g.view(self.num_seeds, -1) for g in self.slopes.values()]
-        self.seed_of = torch.cat(seed_of).to(first.device) if self.num_seeds > 1 else None
         self.nothing = [torch.zeros_like(p, requires_grad=False) for p in self.named.values()]  # gradients of what a loss does not touch
         self._gaps = [self.values.new_zeros(gap, requires_grad=False) for gap in gaps]
         # Adam's rate and the average's weight, both of the form scale * (1 + step / tau)^power, in one expression
@@ -116,12 +113,16 @@ class FlatParameters:
         return self.norms
 
     def _clip(self, grad: Tensor) -> None:
-        if self.seed_of is None:
+        """By pieces, each seed's its own: a vector that says whose each number is would be read as often as the gradient."""
+        if self.num_seeds == 1:
             torch.linalg.vector_norm(grad.unsqueeze(0), dim=1, out=self.norms)
         else:
-            torch.linalg.vector_norm(torch.cat(self._by_seed, 1), dim=1, out=self.norms)
+            each = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in self._by_seed])
+            torch.linalg.vector_norm(each, dim=0, out=self.norms)
         scale = (self.clip / self.norms.clamp(min=1e-12)).clamp(max=1)
-        grad.mul_(scale if self.seed_of is None else scale[self.seed_of])
+        if grad.is_cuda or bool((scale != 1).any()):  # NaN is not 1
+            for g in self._by_seed:
+                g.mul_(scale.unsqueeze(1))
 
     @torch.no_grad()
     def swap(self) -> None:

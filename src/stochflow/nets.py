@@ -134,7 +134,9 @@ class _MLPTrunk(Trunk):
     def __init__(self, env: Env, hidden: int, layers: int, gens: Generators, context: int):
         super().__init__()
         self.env, self.width, self.numbered = env, hidden, numbers(env)
-        inputs = env.features(env.initial((1,))).shape[-1] + context
+        first = env.features(env.initial((1,)))
+        self.blank = not bool(first.any())  # the initial state has no feature
+        inputs = first.shape[-1] + context
         sizes = [inputs] + [hidden] * layers
         self.layers = nn.ModuleList(Linear(a, b, gens, gain=math.sqrt(2.0)) for a, b in pairwise(sizes))
 
@@ -163,7 +165,10 @@ class _MLPTrunk(Trunk):
             flags = self.env.switched(moves, arange(known, moves.device).unsqueeze(-1))
         if flags is None:
             return super().along(traj, context)
-        begun = self._first(states[0], context).unsqueeze(1)
+        if self.blank and context is None:  # the first layer has nothing to say yet, and no gradient
+            begun = self.layers[0].get_parameter("bias").unsqueeze(1).expand(-1, -1, states.shape[2], -1)
+        else:
+            begun = self._first(states[0], context).unsqueeze(1)
         added = rows(self.layers[0].get_parameter("weight"), flags.clamp(max=many - 1))  # where nothing was ever written, padding
         sums = torch.cat([begun, begun + added.cumsum(1)], 1)
         return self._rest(sums.flatten(1, 2)).view(*sums.shape[:-1], self.width).transpose(0, 1)
@@ -286,7 +291,7 @@ class Early(NamedTuple):
     states: Tensor  # [n, D]
 
 
-LEAST_SAVED = 2048  # rows of a pass: looking states up costs a few kernels
+LEAST_SAVED = {"cuda": 2048, "cpu": 64}  # rows of a pass: looking states up costs a few operators
 
 
 def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | None:
@@ -297,7 +302,7 @@ def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | No
             break
         saved[t] = t * batch - env.early_count(t)
     best = max(saved, key=lambda t: saved[t], default=0)
-    if not saved or saved[best] < max(LEAST_SAVED, steps * batch // 4):
+    if not saved or saved[best] < max(LEAST_SAVED.get(device.type, 64), steps * batch // 4):
         return None
     states = env.early_states(best)
     if not torch.equal(env.index(states), torch.arange(len(states))):  # someone's own order of states
@@ -372,10 +377,11 @@ class Policy(nn.Module):
 
     def along(self, traj: Trajectories, context: Tensor | None = None, flows: bool = True) -> PolicyOut:
         """All states of a batch in one pass, [n, S, B, ...] of n states; without `flows`, log_flow stands relative to log Z."""
-        if self._repeats(traj.states):
-            made = self._distinct(traj.states)
-        elif early := self.early(len(traj.states), traj.states.shape[2]):
+        early = self.early(len(traj.states), traj.states.shape[2])
+        if early is not None and (early.steps == len(traj.states) or traj.states.is_cuda):
             made = self._shared(traj.states, early)
+        elif self._repeats(traj.states):
+            made = self._distinct(traj.states)
         else:
             made = self.head(self._along(traj, context))
         made = made.view(len(made), -1, traj.states.shape[2], made.shape[-1]).transpose(0, 1)
@@ -410,8 +416,8 @@ class Policy(nn.Module):
         return rows(made[0] if len(made) == 1 else torch.cat(made, 1), name)
 
     def early(self, steps: int, batch: int) -> Early | None:
-        """On a GPU: the first of `steps` states of a large batch's trajectories, where they are far fewer than the trajectories."""
-        if not self.log_z_unit.is_cuda or self.encoder is not None or not self.trunk.numbered or torch.compiler.is_compiling():
+        """The first of `steps` states of a batch's trajectories, where they are far fewer than the trajectories."""
+        if self.encoder is not None or not self.trunk.numbered or torch.compiler.is_compiling():
             return None
         if (steps, batch) not in self._early:
             self._early[steps, batch] = _early(self.env, steps, batch, self.device)

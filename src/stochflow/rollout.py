@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stochflow import rollout_kernel
+from stochflow.nets import rows
 from stochflow.ops import NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, nothing
 from stochflow.types import Task, Trajectories
 
@@ -56,10 +57,10 @@ def rollout(
             torch.randint(count, (seeds, batch), device=device) if count > 1 else torch.zeros(seeds, batch, dtype=torch.long, device=device)
         )
     state = env.initial((seeds, batch), row)
-    logits, cache = policy.begin(state, policy.context(state))
+    steps = _shared_steps(policy, env, batch, device) if steps is None else steps
+    logits, cache = steps.begin(state, policy.context(state))
     memory = task.channel.begin(state)
     noise, own = _noise(env, logits), _coins(env, logits, explore)
-    steps = Steps(_turn, _free_turn, policy.advance) if steps is None else steps
     if env.free:
         return _free_rollout(task, steps, state, logits, cache, memory, noise, own, temper)
     # How many steps are walked must not show in later random numbers, or one seed's trajectories would touch another's.
@@ -90,13 +91,32 @@ class Steps(NamedTuple):
 
     turn: Callable[..., Any]
     free_turn: Callable[..., Any]
+    begin: Callable[..., Any]
     advance: Callable[..., Any]
+
+
+def _shared_steps(policy: Any, env: Any, batch: int, device: torch.device) -> Steps:
+    """The plain parts; where trajectories meet few states at first, those go through the network once, before anyone walks."""
+    early = policy.early(env.horizon, batch) if device.type == "cpu" and hasattr(policy, "early") else None
+    if early is None:
+        return Steps(_turn, _free_turn, policy.begin, policy.advance)
+    given = policy.raw(early.states)[..., : env.num_moves]
+
+    def begin(state: Tensor, context: Tensor | None) -> tuple[Tensor, Any]:
+        return rows(given, env.index(state)), None
+
+    def advance(cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[Tensor, Any]:
+        if t + 1 < early.steps:
+            return rows(given, env.index(state)), None
+        return policy.begin(state) if t + 1 == early.steps else policy.advance(cache, state, move, t)
+
+    return Steps(_turn, _free_turn, begin, advance)
 
 
 def compiled_steps(policy: Any) -> Steps:
     """By `torch.compile`, once or twice whatever the horizon; a transformer's `advance` stays as it is: its shapes grow from step to step."""
     advance = policy.advance if policy.trunk.grows else torch.compile(policy.advance)
-    return Steps(torch.compile(_turn, dynamic=False), torch.compile(_free_turn, dynamic=False), advance)
+    return Steps(torch.compile(_turn, dynamic=False), torch.compile(_free_turn, dynamic=False), policy.begin, advance)
 
 
 def _turn(

@@ -183,3 +183,55 @@ def test_distinct_states_once_are_all_states(env, net, seeds, monkeypatch):
         torch.testing.assert_close(getattr(once, name), getattr(each, name), atol=1e-6, rtol=1e-5)
     for a, b in zip(slope, want, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+class OwnOrder(Strings):
+    """Numbers states from the last one down."""
+
+    def index(self, state):
+        return self.count() - 1 - super().index(state)
+
+
+@pytest.mark.parametrize("net", ["mlp", "lookup"])
+@pytest.mark.parametrize("env", ["grid", "fixed", "variable"])
+def test_a_rollout_of_states_that_all_meet_draws_the_same_moves(env, net):
+    """With the same random numbers: early states by number, or everything through the network."""
+    env = ENVS[env]()
+    policy = make_policy(net, env)
+    task, found = Task(env, Slip(0.3), lambda s: s, Linear()), []
+    early = policy.early(env.horizon, 300)
+    assert early is not None
+    assert torch.equal(early.states, env.all_states()[: len(early.states)])
+    for share in (True, False):
+        policy._early[env.horizon, 300] = early if share else None
+        torch.manual_seed(0)
+        found.append(rollout(task, policy, 300, explore=0.2))
+    one, other = found
+    assert torch.equal(one.states, other.states)
+    assert torch.equal(one.alive, other.alive)
+    assert torch.equal(one.actions[one.alive], other.actions[one.alive])  # what is drawn after the end means nothing
+
+
+def test_early_states_are_shared_only_where_numbers_are_those_of_the_list():
+    assert make_policy("mlp", Strings("ACGT", 5)).early(5, 300) is not None
+    assert make_policy("mlp", OwnOrder("ACGT", 5)).early(5, 300) is None
+    assert make_policy("mlp", ENVS["conditioned"]()).early(4, 300) is None
+    assert make_policy("transformer", Strings("ACGT", 5)).early(5, 300) is None
+    assert make_policy("mlp", Strings("ACGT", 5)).early(5, 4) is None  # too few to pay
+
+
+def test_outputs_and_gradients_are_those_of_each_state_for_itself():
+    env = Grid(2, 4)
+    policy = make_policy("mlp", env)
+    traj = make_batch(env, policy, 64)
+    early = policy.early(len(traj.states), 64)
+    assert early is not None
+    assert early.steps == len(traj.states)
+    shared = policy.along(traj)
+    policy._early[len(traj.states), 64] = None
+    policy._repeats = lambda states: False
+    plain = policy.along(traj)
+    assert torch.allclose(shared.forward, plain.forward, atol=1e-5)
+    slopes = [torch.autograd.grad((o.forward * o.forward).sum(), list(policy.trunk.parameters())) for o in (shared, plain)]
+    for one, other in zip(*slopes, strict=True):
+        assert float((one - other).norm()) <= 1e-5 * float(other.norm())

@@ -23,6 +23,7 @@ class Grid(Enumerable):
         self.num_moves = ndim + 1
         self.stop = ndim
         self.horizon = ndim * (side - 1)
+        self._places: dict[torch.device, Tensor] = {}
 
     def initial(self, batch, row=None):
         device = None if row is None else row.device
@@ -51,8 +52,10 @@ class Grid(Enumerable):
         return torch.cartesian_prod(*axes).reshape(-1, self.ndim)
 
     def index(self, state: Tensor) -> Tensor:
-        place = self.side ** torch.arange(self.ndim - 1, -1, -1, device=state.device)
-        return (state * place).sum(-1)
+        if state.device not in self._places:
+            with torch.inference_mode(False):
+                self._places[state.device] = self.side ** torch.arange(self.ndim - 1, -1, -1, device=state.device)
+        return (state * self._places[state.device]).sum(-1)
 
     def count(self) -> int:
         return self.side**self.ndim
