@@ -419,9 +419,10 @@ class Policy(nn.Module):
         """The first of `steps` states of a batch's trajectories, where they are far fewer than the trajectories."""
         if self.encoder is not None or not self.trunk.numbered or torch.compiler.is_compiling():
             return None
-        if (steps, batch) not in self._early:
-            self._early[steps, batch] = _early(self.env, steps, batch, self.device)
-        return self._early[steps, batch]
+        found = self._early.get((steps, batch))
+        if (steps, batch) not in self._early or (found is not None and found.states.device != self.device):  # it may have been moved
+            found = self._early[steps, batch] = _early(self.env, steps, batch, self.device)
+        return found
 
     def raw(self, states: Tensor) -> Tensor:
         """The head's outputs [S, N, ...] for every seed at the same states [N, D]."""

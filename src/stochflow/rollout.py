@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow import rollout_kernel
+from stochflow import cpu_walk, rollout_kernel
 from stochflow.nets import rows
 from stochflow.ops import NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, nothing
 from stochflow.types import Task, Trajectories
@@ -51,6 +51,8 @@ def rollout(
             return walked
     if isinstance(explore, Fading):
         explore = explore.now()
+    if kernel and device.type == "cpu" and steps is None and row is None and plain and cpu_walk.fits(task, policy, batch):
+        return cpu_walk.walk(task, policy, batch, explore, temper)
     if row is None:  # a random context each, so that whoever looks or samples sees them all
         count = 1 if env.contexts is None else len(env.contexts)
         row = (

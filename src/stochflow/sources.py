@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stochflow import rollout_kernel
+from stochflow import cpu_walk, rollout_kernel
 from stochflow.buffer import Buffer, join
 from stochflow.rollout import Fading, compiled_steps, rollout
 from stochflow.types import Task, Trajectories
@@ -59,8 +59,9 @@ class OnPolicy(Source):
         temper = None if self.temper is None else self.temper()
         row = self.rows(policy)
         self.trace = None
-        if self.traces:
-            found = rollout_kernel.traced_walk(self.task, policy, self.batch, explore)
+        if self.traces and self.kernel:
+            cuda = policy.device.type == "cuda"
+            found = (rollout_kernel if cuda else cpu_walk).traced_walk(self.task, policy, self.batch, explore)
             if found is not None:
                 traj, self.trace = found
                 return traj

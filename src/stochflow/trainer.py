@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from stochflow import cpu_balance
 from stochflow.buffer import Buffer
 from stochflow.capture import Captured, warm_up
 from stochflow.dynamics import Dynamics
@@ -72,8 +73,8 @@ class Trainer:
         self.capture = capture
         made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
         self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
-        self._balance = fused_gradient()
-        if isinstance(source, OnPolicy) and device.type == "cuda" and self._balance is not None and source.kernel and source.temper is None:
+        self._balance = direct_gradient(device.type)
+        if isinstance(source, OnPolicy) and self._balance is not None and source.kernel and source.temper is None and source.steps is None:
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
         self._pool: Any = None  # memory that all recordings share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
@@ -87,8 +88,8 @@ class Trainer:
         """The oracle's word on what was built."""
         if self.source.scored:
             return traj
-        trace, by_number = getattr(self.source, "trace", None), getattr(self.task.oracle, "at", None)
-        found = self.task.oracle(traj.states[-1]) if trace is None or by_number is None else by_number(trace.finals)
+        numbers, by_number = getattr(getattr(self.source, "trace", None), "finals", None), getattr(self.task.oracle, "at", None)
+        found = self.task.oracle(traj.states[-1]) if numbers is None or by_number is None else by_number(numbers)
         score = found.to(traj.score)
         self.oracle_calls += score.numel()
         return traj._replace(score=score)
@@ -96,14 +97,15 @@ class Trainer:
     def learn(self, traj: Trajectories, note: bool = True) -> None:
         """One step of policy and dynamics; `note`: also write down the figures of this iteration."""
         trace = getattr(self.source, "trace", None)
-        if trace is not None and not note:
-            log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
-            self._balance.gradient(self.task, self.policy, traj, trace, log_reward, self.policy_flat)
-            loss, figures = self.raw_stats[0], list[Tensor]()  # nobody reads them
-        else:
+        loss, figures = self.raw_stats[0], list[Tensor]()  # what nobody reads
+        if trace is None or note:
             with self._steady_dynamics():
                 loss, figures = self._judge(self.source.mix(traj), note)
+        if trace is None:
             self.policy_flat.differentiate(loss)
+        else:  # always by the same way, so that a run does not depend on when somebody looked
+            log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
+            self._balance.gradient(self.task, self.policy, traj, trace, log_reward, self.policy_flat)
         norm = self.policy_flat.update(self.step)
         dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
         if note:
@@ -288,8 +290,12 @@ class Trainer:
 
 
 @cache
-def fused_gradient() -> Any:
-    """The module of the kernels that replace autograd where they fit; None where Triton is not installed."""
+def direct_gradient(device: str) -> Any:
+    """The module that takes gradients without autograd where it fits; None where there is none, or Triton is not installed."""
+    if device == "cpu":
+        return cpu_balance
+    if device != "cuda":
+        return None
     try:
         from stochflow import balance_kernel
     except ImportError:

@@ -1,0 +1,146 @@
+"""A small batch on the CPU walks and learns by a way of its own, to the same trajectories and the same gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stochflow import cpu_balance, cpu_walk
+from stochflow.channels import Confusion, Exact, Slip
+from stochflow.dynamics import Known
+from stochflow.envs import Grid, Strings
+from stochflow.memory import Fatigue
+from stochflow.nets import MLP, Lookup, Policy
+from stochflow.objectives import DetailedBalance, TrajectoryBalance
+from stochflow.rewards import Linear
+from stochflow.rollout import rollout
+from stochflow.sources import OnPolicy
+from stochflow.trainer import Trainer
+from stochflow.transformer import Transformer
+from stochflow.types import Task
+
+MANY = "".join(chr(0x100 + i) for i in range(256))
+WORLDS = {
+    "grid": lambda: Grid(2, 8),
+    "cube": lambda: Grid(4, 5),
+    "line": lambda: Grid(1, 3),
+    "strings": lambda: Strings("ACGT", 7),
+    "variable": lambda: Strings("ABC", 6, 2),
+    "any length": lambda: Strings("AB", 5, 0),
+    "many letters": lambda: Strings(MANY, 4),
+}
+
+
+def score(state):
+    return state.float().sum(-1)
+
+
+def policy_of(env, net, seeds: int, learned_backward: bool = True) -> Policy:
+    torch.manual_seed(0)
+    policy = Policy(env, net, seeds=range(seeds), learned_backward=learned_backward)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    return policy
+
+
+def trainer_of(env, net=MLP(32, 2), seeds: int = 1, batch: int = 16, learned_backward: bool = True) -> Trainer:  # noqa: B008 - a frozen value
+    task = Task(env, Exact(), score, Linear(0.3))
+    policy = policy_of(env, net, seeds, learned_backward)
+    return Trainer(task, policy, Known(env, task.channel), TrajectoryBalance(), OnPolicy(task, policy, batch, explore=0.1))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("channel", [Exact(), Slip(0.3)], ids=str)
+@pytest.mark.parametrize(
+    ("net", "seeds", "batch"), [(MLP(32, 2), 1, 16), (MLP(16, 1), 3, 5), (MLP(16, 3), 2, 90), (Lookup(16, 2, 8), 2, 12)], ids=str
+)
+def test_it_draws_the_trajectories_of_the_plain_way(world, channel, net, seeds, batch):
+    env = WORLDS[world]()
+    if isinstance(net, Lookup) and world == "many letters":
+        pytest.skip("a table of four billion rows")
+    task, policy = Task(env, channel, score, Linear()), policy_of(env, net, seeds)
+    assert cpu_walk.fits(task, policy, batch)
+    for explore, temper in ((None, None), (0.3, None), (0.3, torch.full((seeds, 1, 1), 2.0))):
+        found = []
+        for kernel in (True, False):
+            torch.manual_seed(1)
+            found.append((rollout(task, policy, batch, explore=explore, temper=temper, kernel=kernel), torch.rand(())))
+        (quick, next_quick), (plain, next_plain) = found
+        assert torch.equal(quick.states, plain.states)
+        assert torch.equal(quick.alive, plain.alive)
+        assert torch.equal(quick.actions[plain.alive], plain.actions[plain.alive])  # what is drawn after the end means nothing
+        assert torch.equal(quick.moves[plain.alive], plain.moves[plain.alive])
+        assert next_quick == next_plain  # and leaves the generator where it would have been
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("net", "seeds", "batch"), [(MLP(64, 2), 1, 16), (MLP(32, 3), 3, 33), (MLP(16, 1), 2, 120), (MLP(32, 2), 1, 1)], ids=str
+)
+def test_its_gradient_is_that_of_autograd(world, net, seeds, batch):
+    trainer = trainer_of(WORLDS[world](), net, seeds, batch)
+    assert trainer.source.traces
+    traj = trainer.score(trainer.act())
+    log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
+    for slope in trainer.policy_flat.slopes.values():
+        slope.fill_(torch.nan)
+    residual = cpu_balance.gradient(trainer.task, trainer.policy, traj, trainer.source.trace, log_reward, trainer.policy_flat)
+    found = trainer.policy_flat.values.grad.clone()
+    loss, _ = trainer.judge(traj, False)
+    trainer.policy_flat.differentiate(loss)
+    want = trainer.policy_flat.values.grad
+    assert torch.allclose(residual.square().mean(1), loss, rtol=1e-4)
+    assert float((found - want).norm()) <= 2e-6 * float(want.norm())
+
+
+def test_a_uniform_way_back_has_no_gradient_and_counts():
+    trainer = trainer_of(Grid(3, 5), seeds=2, learned_backward=False)
+    traj = trainer.score(trainer.act())
+    log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
+    cpu_balance.gradient(trainer.task, trainer.policy, traj, trainer.source.trace, log_reward, trainer.policy_flat)
+    found = trainer.policy_flat.values.grad.clone()
+    trainer.policy_flat.differentiate(trainer.judge(traj, False)[0])
+    want = trainer.policy_flat.values.grad
+    assert float((found - want).norm()) <= 2e-6 * float(want.norm())
+
+
+def test_what_it_does_not_know_walks_and_learns_the_plain_way():
+    env = Strings("AB", 4)
+    exact, known = Task(env, Exact(), score, Linear()), Known(env, Exact())
+    mlp = policy_of(env, MLP(16, 2), 1)
+    assert cpu_walk.fits(Task(env, Confusion([[0.9, 0.1], [0.2, 0.8]]), score, Linear()), mlp, 16)
+    assert not cpu_walk.fits(Task(env, Fatigue(0.1, 0.1), score, Linear()), mlp, 16)
+    assert not cpu_walk.fits(exact, policy_of(env, Transformer(16, 1, 2), 1), 16)
+    assert not cpu_walk.fits(exact, mlp, 1 << 20)
+    assert cpu_balance.fits(exact, mlp, known, TrajectoryBalance(), 16)
+    assert not cpu_balance.fits(exact, mlp, known, DetailedBalance(), 16)
+    assert not cpu_balance.fits(exact, policy_of(env, Lookup(16, 2, 8), 1), known, TrajectoryBalance(), 16)
+    noisy = Slip(0.2)
+    assert not cpu_balance.fits(Task(env, noisy, score, Linear()), mlp, Known(env, noisy), TrajectoryBalance(), 16)
+
+
+def test_a_run_does_not_depend_on_when_somebody_looks():
+    found = []
+    for every in (2, 1000):
+        trainer = trainer_of(Grid(2, 6))
+        torch.manual_seed(3)
+        trainer.train(9, every=every)
+        found.append(trainer.state_dict())
+    for name, value in found[0].items():
+        if name != "stats":
+            assert torch.equal(value, found[1][name]), name
+
+
+def test_a_seed_is_not_touched_by_another_that_ends_early():
+    """Seed 0 beside a seed that always stops at once, and beside one that never does."""
+    found = []
+    for push in (-50.0, 50.0):
+        trainer = trainer_of(Grid(2, 6), seeds=2)
+        with torch.no_grad():
+            trainer.policy.head.bias[1, 0, 2] = push
+        torch.manual_seed(0)
+        for _ in range(3):
+            trainer.iterate(False)
+        found.append(trainer.policy.head.weight[0].clone())
+    assert torch.equal(*found)
