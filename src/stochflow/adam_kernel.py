@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 512  # numbers at a time
-SPAN = 16  # blocks that one sum of squares is over, where there are many numbers
+PARTS = 512  # sums of squares, about: every block adds them up
 
 
 class Spans(NamedTuple):
@@ -31,7 +31,7 @@ def spans(pieces: list[tuple[int, int, int]], device: torch.device) -> Spans:
         rows = [(at, min(at + size, last), seed) for first, last, seed in pieces for at in range(first, last, size)]
         return torch.tensor(rows, dtype=torch.int32, device=device)
 
-    return Spans(cut(BLOCK if many <= 256 * BLOCK else SPAN * BLOCK), cut(BLOCK))
+    return Spans(cut(BLOCK * triton.cdiv(many, PARTS * BLOCK)), cut(BLOCK))
 
 
 @triton.jit
@@ -86,6 +86,17 @@ def _update(
     if FOLLOWS:
         f = tl.load(follower + i, mask=inside, other=0.0)
         tl.store(follower + i, f + follow * (x - f), mask=inside)
+
+
+def works() -> bool:
+    """Whether Triton can compile here: it wants a C compiler and a chip that is not too old."""
+    try:
+        one = torch.ones(1, device="cuda")
+        _squares[(1,)](one, one, one, torch.tensor([0, 1, 0], dtype=torch.int32, device="cuda"), BLOCK=BLOCK)
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
 
 
 def update(

@@ -31,6 +31,7 @@ from stochflow.types import Task, Trajectories
 # Sizes by trial on an H200.
 MOST_STATES = 1 << 18  # of a batch, reached or not
 MANY_FEATURES = 1024  # of which fewer states are allowed
+MOST_BATCH = 8192
 MOST_OUTPUTS = 1 << 14  # of one trajectory: they are in registers together
 TILE, CHUNK = 32, 32
 FEW_STATES, MANY_STATES = 264, 2048  # whose blocks are smaller, to spread over the chip, or larger
@@ -208,17 +209,24 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
     env: Any = task.env
     mlp: Any = policy.trunk
     steps, most = env.horizon + (not env.tree), MOST_STATES if mlp.layers[0].weight.shape[1] <= MANY_FEATURES else PART
+    widest = policy.num_seeds * max(mlp.width, rollout_kernel.columns(policy), env.state_dim)  # numbers are counted in 31 bits
     return (
         type(task.channel) is Exact
         and dynamics.exact
-        and rollout_kernel.traced_rows(policy, steps, batch) <= min(most, 2**30 // (policy.num_seeds * mlp.width))
+        and batch <= MOST_BATCH
+        and rollout_kernel.traced_rows(policy, steps, batch) <= min(most, 2**30 // widest)
+        and (steps + 1) * batch <= 2**30 // widest
         and triton.next_power_of_2(steps) * rollout_kernel.columns(policy) <= MOST_OUTPUTS
     )
 
 
-@torch.no_grad()
 def gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any) -> Tensor:
     """The gradient of each seed's loss into the policy's `flat` parameters; the residuals [S, B]."""
+    with torch.no_grad(), torch.cuda.device(policy.device):
+        return _gradient(task, policy, traj, trace, log_reward, flat)
+
+
+def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any) -> Tensor:
     env: Any = task.env
     known, sums, hiddens, outs, numbers, early, _ = trace
     (horizon, seeds, batch), (_, rows, hidden), columns = traj.alive.shape, sums.shape, outs.shape[2]

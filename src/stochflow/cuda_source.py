@@ -9,8 +9,10 @@ from typing import Any
 
 
 @cache
-def compiled(file: str, kernel: str, defines: tuple[tuple[str, int], ...], shared: int, capability: tuple[int, int]) -> Any:
-    """A kernel of a file of this package, to be called with grid, block and arguments; None where it cannot be had."""
+def compiled(
+    file: str, kernel: str, defines: tuple[tuple[str, int], ...], shared: int, capability: tuple[int, int], device: int | None
+) -> Any:
+    """A kernel of a file of this package, for the current device, to be called with grid, block and arguments; None where it cannot be had."""
     try:
         from torch.cuda._utils import _cuda_load_module, _get_nvrtc_library
 

@@ -78,6 +78,8 @@ class Enumerable(Env):
         """N, without listing them where a formula knows."""
         return len(self.all_states())
 
+    index_stays: bool = False  # True: `index` asks the host for nothing after its first call, so it may be recorded on a GPU
+
     def early_count(self, steps: int) -> int:
         """How many of the first states, in that order, hold all that are met before `steps` moves were made."""
         return self.count()

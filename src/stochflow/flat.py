@@ -101,7 +101,8 @@ class FlatParameters:
         if self.kernel is not None:
             pace = {"lr": self.lr, "tau": self.TAU, "decay": self.decay, "recent": self.RECENT, "follow": self.FOLLOW, "clip": self.clip}
             state = (self.values, grad, self.moments, self.average, self.follower, self.norms, self.adam_steps, self.spans)
-            self.kernel.update(*state, step, **pace)
+            with torch.cuda.device(grad.device):
+                self.kernel.update(*state, step, **pace)
             return self.norms
         self._clip(grad)
         scale, tau, power = self.curve
@@ -155,9 +156,9 @@ class FlatParameters:
 
 @cache
 def fused_kernel() -> Any:
-    """The module of the kernels that do an update at once; None where Triton is not installed."""
+    """The module of the kernels that do an update at once; None where there is no Triton, or none that works."""
     try:
         from stochflow import adam_kernel
     except ImportError:
         return None
-    return adam_kernel
+    return adam_kernel if adam_kernel.works() else None

@@ -296,6 +296,9 @@ LEAST_SAVED = {"cuda": 2048, "cpu": 64}  # rows of a pass: looking states up cos
 
 def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | None:
     """The number of steps that saves most."""
+    owner: Any = next(cls for cls in type(env).__mro__ if "index" in vars(cls))
+    if device.type != "cpu" and not vars(owner).get("index_stays", False):
+        return None
     saved = {}
     for t in range(1, steps + 1):
         if env.early_count(t) > steps * batch:
@@ -305,8 +308,8 @@ def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | No
     if not saved or saved[best] < max(LEAST_SAVED.get(device.type, 64), steps * batch // 4):
         return None
     states = env.early_states(best)
-    if not torch.equal(env.index(states), torch.arange(len(states))):  # someone's own order of states
-        return None
+    if not (torch.equal(env.index(states), torch.arange(len(states))) and torch.equal(states[0], env.initial((1,))[0])):
+        return None  # someone's own order of states
     return Early(best, states.to(device))
 
 

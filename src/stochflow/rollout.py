@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stochflow import cpu_walk, rollout_kernel
-from stochflow.nets import rows
+from stochflow.nets import Policy, rows
 from stochflow.ops import NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, nothing
 from stochflow.types import Task, Trajectories
 
@@ -99,7 +99,7 @@ class Steps(NamedTuple):
 
 def _shared_steps(policy: Any, env: Any, batch: int, device: torch.device) -> Steps:
     """The plain parts; where trajectories meet few states at first, those go through the network once, before anyone walks."""
-    early = policy.early(env.horizon, batch) if device.type == "cpu" and hasattr(policy, "early") else None
+    early = policy.early(env.horizon, batch) if device.type == "cpu" and type(policy) is Policy else None
     if early is None:
         return Steps(_turn, _free_turn, policy.begin, policy.advance)
     given = policy.raw(early.states)[..., : env.num_moves]

@@ -84,13 +84,15 @@ def walk(task: Task, policy: Any, batch: int, explore: Any) -> Trajectories | No
 
     `explore` is a chance, or one that fades from `explore.start` with `explore.step`.
     """
-    found = _walk(task, policy, batch, explore, False)
+    with torch.cuda.device(policy.device):
+        found = _walk(task, policy, batch, explore, False)
     return None if found is None else found[0]
 
 
 def traced_walk(task: Task, policy: Any, batch: int, explore: Any) -> tuple[Trajectories, Trace] | None:
     """The same, and what the network made of each state."""
-    return _walk(task, policy, batch, explore, True)
+    with torch.cuda.device(policy.device):
+        return _walk(task, policy, batch, explore, True)
 
 
 @torch.no_grad()
@@ -118,17 +120,17 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
         "SLIPS": isinstance(channel, Slip) and channel.alpha > 0, "ROWS": rows, "THREADS": threads, "FEATURES": features,
         "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": kept if trace else outputs, "IN_REGISTERS": IN_REGISTERS,
     }  # fmt: skip
-    span = hidden * hidden // threads
-    shared = max(0, span - IN_REGISTERS) * threads + (outputs * (hidden + width) if outputs <= SMALL_HEAD else 0) if network else 0
-    shared += rows * (2 * hidden + width + threads + kept + wide + 2)
     properties: Any = torch.cuda.get_device_properties(device)
-    most = properties.shared_memory_per_block_optin // 4
-    defines["FIRST_SHARED"] = network and shared + features * hidden <= most
-    shared += features * hidden if defines["FIRST_SHARED"] else 0
+    most = getattr(properties, "shared_memory_per_block_optin", 0) // 4  # not every PyTorch and not every chip says
+    shared = rows * (2 * hidden + width + threads + kept + wide + 2)
+    shared += outputs * (hidden + width) if network and outputs <= SMALL_HEAD else 0
+    for name, more in (("REST_SHARED", max(0, hidden * hidden // threads - IN_REGISTERS) * threads), ("FIRST_SHARED", features * hidden)):
+        defines[name] = network and shared + more <= most  # what has no room is read from the cache at every step
+        shared += more if defines[name] else 0
     if shared > most or two.weight.data_ptr() % 16 or one.weight.data_ptr() % 16:
         return None
     settings = tuple((name, int(value)) for name, value in defines.items())
-    kernel = cuda_source.compiled("walk.cu", "walk", settings, 4 * shared, torch.cuda.get_device_capability(device))
+    kernel = cuda_source.compiled("walk.cu", "walk", settings, 4 * shared, torch.cuda.get_device_capability(device), device.index)
     if kernel is None:
         return None
     states = torch.empty(horizon + 1, seeds, batch, wide, dtype=torch.long, device=device)

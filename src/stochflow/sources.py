@@ -28,6 +28,10 @@ class Source(nn.Module):
     def mix(self, traj: Trajectories) -> Trajectories:
         return traj
 
+    def trace_of(self, traj: Trajectories) -> Any:
+        """What the network made of these trajectories' states, if that was kept and the weights are those that walked."""
+        return None
+
 
 class OnPolicy(Source):
     """Rollouts of the policy with exploration explore / (1 + step / tau): it dies out, and no one needs to know the end.
@@ -49,8 +53,9 @@ class OnPolicy(Source):
         super().__init__()
         self.temper, self.kernel, self.steps = temper, kernel, compiled_steps(policy) if compile else None
         self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
-        self.traces = False  # whoever learns from a batch at once may ask for what the network made of each state,
-        self.trace: Any = None  # which is found here
+        self.traces = False  # whoever learns from a batch at once may ask for what the network made of each state
+        self.trace: Any = None  # of the last batch,
+        self._walked: Tensor | None = None  # which had these states
         self._policy = [policy]  # held, not owned: its weights are the trainer's to save
 
     def act(self, step):
@@ -58,14 +63,18 @@ class OnPolicy(Source):
         explore = Fading(self.explore, self.tau, step) if self.explore > 0 else None
         temper = None if self.temper is None else self.temper()
         row = self.rows(policy)
-        self.trace = None
-        if self.traces and self.kernel:
+        self.trace = self._walked = None
+        if self.traces and self.kernel and temper is None:
             cuda = policy.device.type == "cuda"
             found = (rollout_kernel if cuda else cpu_walk).traced_walk(self.task, policy, self.batch, explore)
             if found is not None:
                 traj, self.trace = found
+                self._walked = traj.states
                 return traj
         return rollout(self.task, policy, self.batch, row=row, explore=explore, temper=temper, kernel=self.kernel, steps=self.steps)
+
+    def trace_of(self, traj):
+        return self.trace if traj.states is self._walked else None
 
     def rows(self, policy: Any) -> Tensor | None:
         """A random context for each trajectory; None where there are no contexts."""

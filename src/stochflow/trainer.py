@@ -16,9 +16,10 @@ from stochflow.buffer import Buffer
 from stochflow.capture import Captured, warm_up
 from stochflow.dynamics import Dynamics
 from stochflow.evaluate import evaluate
-from stochflow.flat import FlatParameters
+from stochflow.flat import FlatParameters, fused_kernel
 from stochflow.objectives import Objective
 from stochflow.ops import nothing
+from stochflow.oracles import Table
 from stochflow.sources import OnPolicy, Source
 from stochflow.types import Task, Trajectories, World
 
@@ -74,7 +75,7 @@ class Trainer:
         made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
         self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
         self._balance = direct_gradient(device.type)
-        if isinstance(source, OnPolicy) and self._balance is not None and source.kernel and source.temper is None and source.steps is None:
+        if type(source) is OnPolicy and self._balance is not None and source.steps is None:
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
         self._pool: Any = None  # memory that all recordings share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
@@ -88,15 +89,19 @@ class Trainer:
         """The oracle's word on what was built."""
         if self.source.scored:
             return traj
-        numbers, by_number = getattr(getattr(self.source, "trace", None), "finals", None), getattr(self.task.oracle, "at", None)
-        found = self.task.oracle(traj.states[-1]) if numbers is None or by_number is None else by_number(numbers)
+        oracle: Any = self.task.oracle
+        numbers = getattr(self.source.trace_of(traj), "finals", None)
+        known = (
+            numbers is not None and type(oracle) is Table and oracle.env is self.task.env
+        )  # whoever wraps or changes it is asked himself
+        found = oracle.at(numbers) if known else oracle(traj.states[-1])
         score = found.to(traj.score)
         self.oracle_calls += score.numel()
         return traj._replace(score=score)
 
     def learn(self, traj: Trajectories, note: bool = True) -> None:
         """One step of policy and dynamics; `note`: also write down the figures of this iteration."""
-        trace = getattr(self.source, "trace", None)
+        trace = self.source.trace_of(traj)
         loss, figures = self.raw_stats[0], list[Tensor]()  # what nobody reads
         if trace is None or note:
             with self._steady_dynamics():
@@ -291,13 +296,13 @@ class Trainer:
 
 @cache
 def direct_gradient(device: str) -> Any:
-    """The module that takes gradients without autograd where it fits; None where there is none, or Triton is not installed."""
+    """The module that takes gradients without autograd where it fits; None where there is none."""
     if device == "cpu":
         return cpu_balance
     if device != "cuda":
         return None
-    try:
-        from stochflow import balance_kernel
-    except ImportError:
+    if fused_kernel() is None:
         return None
+    from stochflow import balance_kernel
+
     return balance_kernel

@@ -6,7 +6,7 @@
 //
 // Defined by the host (rollout_kernel.py): H hidden units, T steps at most, STEPS states to look at, TRACE, STRING (else a grid), D columns
 // of a state, SIZE of the alphabet or the grid's side, LEAST letters before STOP (-1: none), M moves, OUT outputs of which COLUMNS are
-// kept, W width of a look-up table (0: none), EXPLORES, SLIPS, ROWS, THREADS, FEATURES, FIRST_SHARED, IN_REGISTERS weights a thread;
+// kept, W width of a look-up table (0: none), EXPLORES, SLIPS, ROWS, THREADS, FEATURES, REST_SHARED and FIRST_SHARED (what there is room for), IN_REGISTERS weights a thread;
 // EARLY steps meet only EARLY_STATES states, whose outputs are given, EARLY_WIDTH numbers each: there the network is not asked.
 //
 // With TRACE, what the network makes of every state that is reached stays in sums (the first layer before its rectifier), hiddens (the
@@ -18,7 +18,8 @@
 #define SPAN (H / PARTS)
 #define REGISTERS (SPAN < IN_REGISTERS ? SPAN : IN_REGISTERS)
 #define NETWORK (EARLY < STEPS)
-#define SHARED (NETWORK ? SPAN - REGISTERS : 0)
+#define REST (NETWORK ? SPAN - REGISTERS : 0)  // weights a thread that are not in registers
+#define REST_STRIDE (REST_SHARED ? THREADS : H)
 #define SMALL_HEAD (OUT <= 32)
 #define HEAD_SHARED (SMALL_HEAD && NETWORK)
 #define ROW(t, b) ((i64)s * kept + EARLY_STATES + (i64)((t) - EARLY) * batch + (b))  // of a trace
@@ -67,8 +68,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
     const i64* seed, const double* step, double start, double tau, double alpha,  // explores by start / (1 + step / tau); tau 0: by `step`
     int seeds, int batch, int table_rows, int early_rows, int kept) {
     extern __shared__ float memory[];
-    float* rest = memory;                                        // [SHARED, THREADS] of the second layer
-    float* heads = rest + SHARED * THREADS;                      // [OUT, H + W]
+    float* rest = memory;                                        // [REST, THREADS] of the second layer
+    float* heads = rest + (REST_SHARED ? REST * THREADS : 0);    // [OUT, H + W]
     float* firsts = heads + (HEAD_SHARED ? OUT * (H + W) : 0);    // [FEATURES, H]
     float* x = firsts + (FIRST_SHARED ? FEATURES * H : 0);       // [ROWS, H] the first layer
     float* hidden = x + ROWS * H;                                // [ROWS, H + W] the second, and the table's row
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
     head += (i64)s * (H + W) * OUT;
     table += (i64)s * table_rows * W;
 
-    for (int i = tid; i < SHARED * THREADS / 4; i += THREADS) {  // four units at a time
+    for (int i = tid; REST_SHARED && i < REST * THREADS / 4; i += THREADS) {  // four units at a time
         const int t4 = i % (THREADS / 4) * 4;
         ahead(rest + i * 4, second + (t4 / H * SPAN + REGISTERS + i / (THREADS / 4)) * H + t4 % H);
     }
@@ -141,9 +142,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                     sum[r] += v.x * weight[i] + v.y * weight[i + 1] + v.z * weight[i + 2] + v.w * weight[i + 3];
                 }
 #pragma unroll
-            for (int i = 0; i < SHARED; i += 4) {
-                const float* w = rest + i * THREADS + tid;
-                float w0 = w[0], w1 = w[THREADS], w2 = w[2 * THREADS], w3 = w[3 * THREADS];
+            for (int i = 0; i < REST; i += 4) {
+                const float* w = (REST_SHARED ? rest + tid : second + (share * SPAN + REGISTERS) * H + unit) + i * REST_STRIDE;
+                float w0 = w[0], w1 = w[REST_STRIDE], w2 = w[2 * REST_STRIDE], w3 = w[3 * REST_STRIDE];
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     float4 v = *(const float4*)(x + r * H + share * SPAN + REGISTERS + i);

@@ -144,3 +144,63 @@ def test_a_seed_is_not_touched_by_another_that_ends_early():
             trainer.iterate(False)
         found.append(trainer.policy.head.weight[0].clone())
     assert torch.equal(*found)
+
+
+class Reversing(OnPolicy):
+    """Learns from its batch in another order."""
+
+    mixed = 0
+
+    def mix(self, traj):
+        self.mixed += 1
+        return traj
+
+
+class Stubborn(Policy):
+    """Always means the first move."""
+
+    def begin(self, state, context=None):
+        logits, cache = super().begin(state, context)
+        return logits.index_fill(-1, torch.tensor(0), 1e6), cache
+
+    def advance(self, cache, state, move, t):
+        logits, cache = super().advance(cache, state, move, t)
+        return logits.index_fill(-1, torch.tensor(0), 1e6), cache
+
+
+class Dawdling(Strings):
+    """Takes more steps than it has letters."""
+
+    def __init__(self):
+        super().__init__("AB", 3, 0)
+        self.horizon = 6
+
+
+def test_a_source_that_changes_its_batch_is_asked_to():
+    env = Grid(2, 4)
+    task, policy = Task(env, Exact(), score, Linear()), policy_of(env, MLP(16, 2), 1)
+    source = Reversing(task, policy, 8)
+    Trainer(task, policy, Known(env, task.channel), TrajectoryBalance(), source).train(5)
+    assert source.mixed == 5
+
+
+def test_a_trace_serves_the_trajectories_it_is_of_and_no_others():
+    trainer = trainer_of(Grid(2, 4))
+    first = trainer.score(trainer.act())
+    assert trainer.source.trace_of(first) is trainer.source.trace is not None
+    second = trainer.score(trainer.act())
+    assert trainer.source.trace_of(first) is None
+    assert trainer.source.trace_of(second) is trainer.source.trace
+
+
+@pytest.mark.parametrize("batch", [4, 300])
+def test_a_policy_with_a_will_of_its_own_is_followed(batch):
+    env = Strings("ACGT", 4)
+    task = Task(env, Exact(), score, Linear())
+    assert int(rollout(task, Stubborn(env, MLP(16, 2)), batch).moves.max()) == 0
+
+
+def test_early_states_are_no_more_than_all_states():
+    env = Dawdling()
+    assert env.early_count(6) == env.count() == len(env.early_states(6))
+    assert len(policy_of(env, MLP(16, 2), 1).early(6, 300).states) <= env.count()

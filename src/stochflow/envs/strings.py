@@ -24,6 +24,7 @@ class Strings(Enumerable):
     """
 
     tree = True
+    index_stays = True
 
     def __init__(self, alphabet: str = DNA, length: int = 8, min_length: int | None = None):
         if len(alphabet) < 2 or len(set(alphabet)) != len(alphabet):
@@ -86,11 +87,12 @@ class Strings(Enumerable):
         return self.early_states(self.length + 1)
 
     def early_count(self, steps):
+        steps = min(steps, self.length + 1)
         return (self.tokens**steps - 1) // (self.tokens - 1)
 
     def early_states(self, steps):
         levels = []
-        for size in range(steps):
+        for size in range(min(steps, self.length + 1)):
             digits = torch.arange(self.tokens**size).unsqueeze(-1)
             place = self.tokens ** torch.arange(size - 1, -1, -1)
             level = torch.full((self.tokens**size, self.length), self.pad)
