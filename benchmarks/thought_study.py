@@ -38,7 +38,8 @@ from stochflow.oracles import Table
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy
-from stochflow.thoughts import Attention, Augmented, Flat, ThoughtDynamics, augment
+from stochflow.thought_state import Augmented, augment
+from stochflow.thoughts import Attention, Flat, ThoughtDynamics
 from stochflow.trainer import Trainer
 from stochflow.types import PolicyOut, Task
 

@@ -35,7 +35,8 @@ from stochflow.objectives import (
 from stochflow.oracles import Cached, Patient, TextOracle
 from stochflow.rollout import rollout
 from stochflow.sources import Mixed, OnPolicy, Source
-from stochflow.thoughts import Augmented, ThoughtDynamics, ThoughtState, augment
+from stochflow.thought_state import Augmented, ThoughtState, augment
+from stochflow.thoughts import ThoughtDynamics
 from stochflow.trainer import Trainer
 from stochflow.transformer import Transformer
 from stochflow.types import Task, Trajectories

@@ -25,7 +25,8 @@ from stochflow.oracles import Table
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy
-from stochflow.thoughts import Attention, Augmented, Flat, ThoughtDynamics, ThoughtState, augment, empty_history, extend_history
+from stochflow.thought_state import Augmented, ThoughtState, augment
+from stochflow.thoughts import Attention, Flat, ThoughtDynamics, empty_history, extend_history
 from stochflow.trainer import Trainer
 from stochflow.types import PolicyOut, Task
 
