@@ -2,7 +2,7 @@
 
 The counterpart of balance_kernel: the network is not asked again, and of each trajectory only the states that it reached are looked at. The same
 as `evaluate`, `TrajectoryBalance` and autograd, whose operators take longer than their sums at this size; a test holds one to the other.
-Seeds go one after the other: what one has reached does not touch another's rounding.
+Only one seed is served by default: seeds go one after the other here, because what one has reached must not touch another's rounding.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
     return (
         type(objective) is TrajectoryBalance
         and objective.form is MARGINAL
+        and policy.num_seeds == 1  # of several, an iteration has as many operators as of one
         and cpu_walk.fits(task, policy, batch)
         and type(policy.trunk) is _MLPTrunk
         and not policy.back_action

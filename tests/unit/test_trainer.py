@@ -71,16 +71,24 @@ def test_flow_kl_reports_the_siblings_it_asks_for():
     assert int(experiment.trainer.oracle_calls) == 3 * 16 * (1 + 4)  # each batch, and the four last letters of every prefix
 
 
-def test_the_number_of_operators_does_not_depend_on_the_seeds():
+@pytest.mark.parametrize(
+    ("noise", "net", "objective", "dynamics"),
+    [(0.2, Lookup(8, 1, 4), DetailedBalance(), Neural), (0.0, MLP(16, 2), TrajectoryBalance(), Known)],
+    ids=["noisy", "exact"],
+)
+def test_the_number_of_operators_does_not_depend_on_the_seeds(noise, net, objective, dynamics):
     def operators(seeds: int) -> int:
-        trainer = make(range(seeds), task=Task(Strings("ACG", 3), Slip(0.2), lambda s: s.float().mean(-1), Power()), net=Lookup(8, 1, 4))
+        world = Task(Strings("ACG", 3), Slip(noise), lambda s: s.float().mean(-1), Power())
+        trainer = make(range(seeds), task=world, net=net, objective=objective, dynamics=dynamics)
         trainer.train(2)
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             trainer.train(3)
         return sum(e.count for e in seen.key_averages() if e.key.startswith("aten::"))
 
     assert operators(2) == operators(5)
-    assert operators(1) <= operators(2) <= 1.06 * operators(1)  # one seed saves a few copies that put seeds first
+    assert operators(1) <= operators(2)
+    if noise:  # without, one seed takes its gradient by a way of its own
+        assert operators(2) <= 1.06 * operators(1)  # one seed saves a few copies that put seeds first
 
 
 def test_average_is_the_power_law_mean_of_the_weights():
@@ -107,7 +115,7 @@ def test_every_parameter_begins_where_wide_loads_may_and_what_lies_between_stays
         between[here] = False
     assert bool(between.any())
     for vector in (flat.values, flat.average, flat.values.grad, *flat.moments):
-        assert float(vector[between].abs().max()) == 0
+        assert float(vector.detach()[between].abs().max()) == 0
 
 
 def test_swap_exchanges_weights_and_averages_and_back():
