@@ -17,6 +17,28 @@ def _same_draws():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def assert_gradient_of_autograd():
+    """Of a trainer whose source keeps a trace: the gradient taken from it is that of the plain way, to `within` of its length."""
+    import torch
+
+    def check(trainer, within: float) -> None:
+        traj = trainer.score(trainer.act())
+        log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
+        for slope in trainer.policy_flat.slopes.values():
+            slope.fill_(torch.nan)
+        trace = trainer.source.trace_of(traj)
+        residual = trainer._balance.gradient(trainer.task, trainer.policy, traj, trace, log_reward, trainer.policy_flat)
+        found = trainer.policy_flat.values.grad.clone()
+        loss, _ = trainer.judge(traj, False)
+        trainer.policy_flat.differentiate(loss)
+        want = trainer.policy_flat.values.grad
+        assert torch.allclose(residual.square().mean(1), loss, rtol=1e-4)
+        assert float((found - want).norm()) <= within * float(want.norm())
+
+    return check
+
+
 def pytest_collection_modifyitems(items):
     import torch
 

@@ -21,10 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from stochflow import rollout_kernel
-from stochflow.channels import Exact
+from stochflow.cpu_balance import plain
 from stochflow.envs.strings import Strings
-from stochflow.nets import _MLPTrunk
-from stochflow.objectives import MARGINAL, Objective, TrajectoryBalance
+from stochflow.objectives import Objective
 from stochflow.rollout_kernel import Trace
 from stochflow.types import Task, Trajectories
 
@@ -202,18 +201,14 @@ def _block(to_weight, to_bias, inputs, slopes, early, path, knowns, s, row, colu
 
 def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: int) -> bool:
     """Whether these kernels compute this objective's gradient for this network, in a world without noise."""
-    if type(objective) is not TrajectoryBalance or objective.form is not MARGINAL or not rollout_kernel.fits(task, policy):
-        return False
-    if type(policy.trunk) is not _MLPTrunk or policy.trunk.width < TILE or policy.back_action:
+    if not plain(task, policy, dynamics, objective) or not rollout_kernel.fits(task, policy) or policy.trunk.width < TILE:
         return False
     env: Any = task.env
     mlp: Any = policy.trunk
     steps, most = env.horizon + (not env.tree), MOST_STATES if mlp.layers[0].weight.shape[1] <= MANY_FEATURES else PART
     widest = policy.num_seeds * max(mlp.width, rollout_kernel.columns(policy), env.state_dim)  # numbers are counted in 31 bits
     return (
-        type(task.channel) is Exact
-        and dynamics.exact
-        and batch <= MOST_BATCH
+        batch <= MOST_BATCH
         and rollout_kernel.traced_rows(policy, steps, batch) <= min(most, 2**30 // widest)
         and (steps + 1) * batch <= 2**30 // widest
         and triton.next_power_of_2(steps) * rollout_kernel.columns(policy) <= MOST_OUTPUTS

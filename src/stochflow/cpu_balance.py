@@ -24,18 +24,21 @@ from stochflow.types import Task, Trajectories
 MANY_FEATURES = 512  # beyond, flags are looked up and not multiplied
 
 
-def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: int) -> bool:
-    """Whether this is the gradient of this objective for this network, in a world without noise."""
+def plain(task: Task, policy: Any, dynamics: Any, objective: Objective) -> bool:
+    """Trajectory balance of an MLP in a world without noise, of which a gradient without autograd is written here and in balance_kernel."""
     return (
         type(objective) is TrajectoryBalance
         and objective.form is MARGINAL
-        and policy.num_seeds == 1  # of several, an iteration has as many operators as of one
-        and cpu_walk.fits(task, policy, batch)
-        and type(policy.trunk) is _MLPTrunk
+        and type(getattr(policy, "trunk", None)) is _MLPTrunk
         and not policy.back_action
         and task.channel.exact
         and dynamics.exact
     )
+
+
+def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: int) -> bool:
+    """Whether this is its gradient. Of several seeds, an iteration must have as many operators as of one, which this has not."""
+    return policy.num_seeds == 1 and plain(task, policy, dynamics, objective) and cpu_walk.fits(task, policy, batch)
 
 
 @torch.no_grad()

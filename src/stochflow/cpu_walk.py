@@ -16,11 +16,10 @@ from torch import Tensor
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
 from stochflow.nets import Early, Policy, _LookupTrunk, _MLPTrunk
-from stochflow.ops import NEG, always, log_exponential, nothing
-from stochflow.types import Task, Trajectories
+from stochflow.ops import ALL_AT_ONCE, NEG, always, log_exponential, nothing
+from stochflow.types import Fading, Task, Trajectories
 
 MOST = 1 << 17  # hidden numbers of a step: beyond, torch's operators are the faster ones
-MOST_NOISE = 1 << 22  # random numbers of a rollout
 
 
 def fits(task: Task, policy: Any, batch: int) -> bool:
@@ -34,7 +33,7 @@ def fits(task: Task, policy: Any, batch: int) -> bool:
         and env.contexts is None
         and policy.head.weight.dtype == torch.float32
         and policy.num_seeds * batch * trunk.width <= MOST
-        and policy.num_seeds * batch * env.horizon * env.num_moves <= MOST_NOISE
+        and policy.num_seeds * batch * env.horizon * env.num_moves <= ALL_AT_ONCE
         and task.channel.begin(env.initial((1, 1))) is None  # a channel that remembers asks for more
     )
 
@@ -56,9 +55,9 @@ def walk(task: Task, policy: Any, batch: int, explore: Tensor | float | None, te
     return _walk(task, policy, batch, explore, temper, False)[0]
 
 
-def traced_walk(task: Task, policy: Any, batch: int, explore: Any) -> tuple[Trajectories, Trace]:
-    """The same, and what the network made of each state; `explore` may be a chance that fades."""
-    chance = explore.now() if hasattr(explore, "now") else explore
+def traced_walk(task: Task, policy: Any, batch: int, explore: Fading | Tensor | float | None) -> tuple[Trajectories, Trace]:
+    """The same, and what the network made of each state."""
+    chance = explore.now() if isinstance(explore, Fading) else explore
     traj, network = _walk(task, policy, batch, chance, None, True)
     return traj, network.trace(traj)
 

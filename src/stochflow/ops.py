@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+ALL_AT_ONCE = 1 << 22  # random numbers of a rollout that are drawn before it begins
 NEG = -1e9  # the log of "impossible": finite, so that 0 * NEG is 0 and gradients stay finite
 
 

@@ -10,19 +10,8 @@ from torch import Tensor
 
 from stochflow import cpu_walk, rollout_kernel
 from stochflow.nets import Policy, rows
-from stochflow.ops import NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, nothing
-from stochflow.types import Task, Trajectories
-
-
-class Fading(NamedTuple):
-    """A chance of start / (1 + step / tau), worked out where it is needed: in a kernel it costs nothing."""
-
-    start: float
-    tau: float
-    step: Tensor
-
-    def now(self) -> Tensor:
-        return self.start * self.tau / (self.step + self.tau)
+from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, nothing
+from stochflow.types import Fading, Task, Trajectories
 
 
 @torch.no_grad()
@@ -192,9 +181,6 @@ def _fresh(states: Tensor, actions: Tensor, moves: Tensor, alive: Tensor) -> Tra
     """Trajectories that were really walked and wait for the oracle."""
     shape = moves.shape[1:]
     return Trajectories(states, actions, moves, alive, nothing(shape, moves.device), always(shape, moves.device))
-
-
-ALL_AT_ONCE = 1 << 22  # random numbers
 
 
 def _noise(env: Any, logits: Tensor) -> Callable[[int], Tensor]:

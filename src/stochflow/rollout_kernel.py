@@ -17,8 +17,9 @@ from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
 from stochflow.nets import Early, Policy, _LookupTrunk, _MLPTrunk
 from stochflow.ops import always, nothing
-from stochflow.types import Task, Trajectories
+from stochflow.types import Fading, Task, Trajectories
 
+Explore = Fading | Tensor | float | None
 WIDTHS = (16, 32, 64, 128, 256)  # of hidden layers and of the look-up table
 SMALL_HEAD = 32  # outputs whose weights are in shared memory
 MOST_MOVES = 256
@@ -79,17 +80,17 @@ def _rows(walks: int, threads: int) -> int:
     return min(threads // 32, 1 if walks <= 132 else 2 if walks <= 264 else 4 if walks <= 2112 else 8)
 
 
-def walk(task: Task, policy: Any, batch: int, explore: Any) -> Trajectories | None:
+def walk(task: Task, policy: Any, batch: int, explore: Explore) -> Trajectories | None:
     """`rollout` for what `fits`, in law the same; the random numbers come from one draw of torch's generator. None: it cannot be compiled.
 
-    `explore` is a chance, or one that fades from `explore.start` with `explore.step`.
+    `explore` = probability of a uniform legal action.
     """
     with torch.cuda.device(policy.device):
         found = _walk(task, policy, batch, explore, False)
     return None if found is None else found[0]
 
 
-def traced_walk(task: Task, policy: Any, batch: int, explore: Any) -> tuple[Trajectories, Trace] | None:
+def traced_walk(task: Task, policy: Any, batch: int, explore: Explore) -> tuple[Trajectories, Trace] | None:
     """The same, and what the network made of each state."""
     with torch.cuda.device(policy.device):
         return _walk(task, policy, batch, explore, True)
@@ -140,7 +141,7 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     record = _record(policy, early if trace else None, room, kept, known_steps if trace else 0, batch)
     given = record.outs if trace else one.bias if early is None else policy.raw(early.states)
     key = torch.randint(2**31 - 1, (1,), device=device)
-    start, tau, chance = (0.0, 0.0, explore) if not isinstance(explore, tuple) else explore
+    start, tau, chance = explore if isinstance(explore, Fading) else (0.0, 0.0, explore)
     chance = key if chance is None else torch.as_tensor(chance, dtype=torch.float64, device=device)
     kernel(
         (-(-batch // rows), seeds, 1),

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from stochflow import cpu_walk, rollout_kernel
 from stochflow.buffer import Buffer, join
-from stochflow.rollout import Fading, compiled_steps, rollout
-from stochflow.types import Task, Trajectories
+from stochflow.rollout import compiled_steps, rollout
+from stochflow.types import Fading, Task, Trajectories
 
 
 class Source(nn.Module):

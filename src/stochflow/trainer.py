@@ -91,10 +91,8 @@ class Trainer:
             return traj
         oracle: Any = self.task.oracle
         numbers = getattr(self.source.trace_of(traj), "finals", None)
-        known = (
-            numbers is not None and type(oracle) is Table and oracle.env is self.task.env
-        )  # whoever wraps or changes it is asked himself
-        found = oracle.at(numbers) if known else oracle(traj.states[-1])
+        own = type(oracle) is Table and oracle.env is self.task.env  # whoever wraps or changes it is asked himself
+        found = oracle(traj.states[-1]) if numbers is None or not own else oracle.at(numbers)
         score = found.to(traj.score)
         self.oracle_calls += score.numel()
         return traj._replace(score=score)
@@ -104,7 +102,7 @@ class Trainer:
         trace = self.source.trace_of(traj)
         loss, figures = self.raw_stats[0], list[Tensor]()  # what nobody reads
         if trace is None or note:
-            with self._steady_dynamics():
+            with self._steady_dynamics(), torch.set_grad_enabled(trace is None):
                 loss, figures = self._judge(self.source.mix(traj), note)
         if trace is None:
             self.policy_flat.differentiate(loss)

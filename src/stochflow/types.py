@@ -29,6 +29,17 @@ class Task(NamedTuple):
     reward: Callable[[Tensor, Tensor, Any], Tensor]  # (score, state, step | None) -> log-reward [...]
 
 
+class Fading(NamedTuple):
+    """A chance of start / (1 + step / tau), worked out where it is needed: in a kernel it costs nothing."""
+
+    start: float
+    tau: float
+    step: Tensor  # 0-D
+
+    def now(self) -> Tensor:
+        return self.start * self.tau / (self.step + self.tau)
+
+
 class PolicyOut(NamedTuple):
     """Raw network outputs; masks are laid on in `evaluate`, `rollout` and `exact` and nowhere else."""
 

@@ -48,31 +48,17 @@ def make(env, net, seeds: int, batch: int, learned_backward: bool = True) -> Tra
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(("width", "seeds", "batch"), [(256, 1, 16), (32, 3, 33), (128, 2, 400), (64, 1, 1), (64, 2, 3000)])
-def test_its_gradient_is_that_of_autograd(world, width, seeds, batch):
+def test_its_gradient_is_that_of_autograd(world, width, seeds, batch, assert_gradient_of_autograd):
     trainer = make(WORLDS[world](), MLP(width, 2), seeds, batch)
     if world in ("many", "some") and batch >= 400:
         trainer.source.traces = True  # slower than autograd there, and right all the same
     assert trainer.source.traces
-    traj = trainer.score(trainer.act())
-    log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
-    residual = trainer._balance.gradient(trainer.task, trainer.policy, traj, trainer.source.trace, log_reward, trainer.policy_flat)
-    found = trainer.policy_flat.values.grad.clone()
-    loss, _ = trainer.judge(traj, False)
-    trainer.policy_flat.differentiate(loss)
-    want = trainer.policy_flat.values.grad
-    assert torch.allclose(residual.square().mean(1), loss, rtol=1e-4)
-    assert float((found - want).norm()) <= 1e-5 * float(want.norm())
+    assert_gradient_of_autograd(trainer, 1e-5)
 
 
-def test_a_uniform_way_back_has_no_gradient_and_counts():
+def test_a_uniform_way_back_has_no_gradient_and_counts(assert_gradient_of_autograd):
     trainer = make(Grid(3, 5), MLP(64, 2), 2, 16, learned_backward=False)
-    traj = trainer.score(trainer.act())
-    log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
-    trainer._balance.gradient(trainer.task, trainer.policy, traj, trainer.source.trace, log_reward, trainer.policy_flat)
-    found = trainer.policy_flat.values.grad.clone()
-    trainer.policy_flat.differentiate(trainer.judge(traj, False)[0])
-    want = trainer.policy_flat.values.grad
-    assert float((found - want).norm()) <= 1e-5 * float(want.norm())
+    assert_gradient_of_autograd(trainer, 1e-5)
 
 
 @pytest.mark.parametrize("batch", [50, 3000])

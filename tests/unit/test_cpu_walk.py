@@ -78,32 +78,16 @@ def test_it_draws_the_trajectories_of_the_plain_way(world, channel, net, seeds, 
 @pytest.mark.parametrize(
     ("net", "seeds", "batch"), [(MLP(64, 2), 1, 16), (MLP(32, 3), 3, 33), (MLP(16, 1), 2, 120), (MLP(32, 2), 1, 1)], ids=str
 )
-def test_its_gradient_is_that_of_autograd(world, net, seeds, batch):
+def test_its_gradient_is_that_of_autograd(world, net, seeds, batch, assert_gradient_of_autograd):
     trainer = trainer_of(WORLDS[world](), net, seeds, batch)
     assert trainer.source.traces == (seeds == 1)
     trainer.source.traces = True
-    traj = trainer.score(trainer.act())
-    log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
-    for slope in trainer.policy_flat.slopes.values():
-        slope.fill_(torch.nan)
-    residual = cpu_balance.gradient(trainer.task, trainer.policy, traj, trainer.source.trace, log_reward, trainer.policy_flat)
-    found = trainer.policy_flat.values.grad.clone()
-    loss, _ = trainer.judge(traj, False)
-    trainer.policy_flat.differentiate(loss)
-    want = trainer.policy_flat.values.grad
-    assert torch.allclose(residual.square().mean(1), loss, rtol=1e-4)
-    assert float((found - want).norm()) <= 2e-6 * float(want.norm())
+    assert_gradient_of_autograd(trainer, 2e-6)
 
 
-def test_a_uniform_way_back_has_no_gradient_and_counts():
+def test_a_uniform_way_back_has_no_gradient_and_counts(assert_gradient_of_autograd):
     trainer = trainer_of(Grid(3, 5), learned_backward=False)
-    traj = trainer.score(trainer.act())
-    log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
-    cpu_balance.gradient(trainer.task, trainer.policy, traj, trainer.source.trace, log_reward, trainer.policy_flat)
-    found = trainer.policy_flat.values.grad.clone()
-    trainer.policy_flat.differentiate(trainer.judge(traj, False)[0])
-    want = trainer.policy_flat.values.grad
-    assert float((found - want).norm()) <= 2e-6 * float(want.norm())
+    assert_gradient_of_autograd(trainer, 2e-6)
 
 
 def test_what_it_does_not_know_walks_and_learns_the_plain_way():
