@@ -49,11 +49,11 @@ def side_stream(index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(index)
 
 
-def warm_up(fn: Callable[[], Any], device: torch.device) -> None:
-    """Run `fn` a few times on the side stream, as capturing asks; the caller puts back what that changed."""
+def aside(fn: Callable[[], Any], device: torch.device, times: int = 1) -> None:
+    """Run `fn` on the side stream. Capturing asks for a few times of it before; the caller puts back what they changed."""
     stream = side_stream(torch.cuda.current_device() if device.index is None else device.index)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
+        for _ in range(times):
             fn()
     torch.cuda.current_stream(device).wait_stream(stream)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stochflow.ops import nothing
+
 ALIGN = 32  # numbers: every parameter begins where wide loads may
 PIECES = 64  # on a GPU without Triton: torch's fused Adam gives 65,536 numbers to one block of threads, and one block is slow
 
@@ -51,12 +53,15 @@ class FlatParameters:
             name: whole[here].view(self.named[name].shape) for name, here in self.slices.items()
         }  # the gradient by name, as views
         self._by_seed = [g.view(self.num_seeds, -1) for g in self.slopes.values()]
-        self.nothing = [torch.zeros_like(p, requires_grad=False) for p in self.named.values()]  # gradients of what a loss does not touch
         self._gaps = [self.values.new_zeros(gap, requires_grad=False) for gap in gaps]
         # Adam's rate and the average's weight, both of the form scale * (1 + step / tau)^power, in one expression
         self.paces = torch.tensor([lr, 1.0], device=first.device)
         self.curve = torch.tensor([[lr, 1.0], [self.TAU, self.RECENT], [-decay, -1.0]], dtype=torch.float64, device=first.device)
-        self.optimiser, self.moments, self.adam_steps = self._adam(PIECES if first.is_cuda else 1)
+        many = len(self.values)
+        self._piece = max(1024, -(-many // PIECES)) if first.is_cuda else many
+        self.moments = torch.zeros(2, many, device=first.device)  # Adam's means of the gradient and of its square
+        self.adam_steps = torch.zeros(-(-many // self._piece), device=first.device)  # a piece
+        self._optimiser: torch.optim.Adam | None = None
         if self.kernel is not None:
             each = [(here.start, (here.stop - here.start) // self.num_seeds) for here in self.slices.values()]
             self.spans = self.kernel.spans(
@@ -64,25 +69,23 @@ class FlatParameters:
             )
         self.norms = torch.zeros(self.num_seeds, device=first.device)  # of the last gradient, each seed's, before it was clipped
 
-    def _adam(self, many: int) -> tuple[torch.optim.Adam, Tensor, Tensor]:
-        """Adam on the block in pieces, its mean and square of the gradient [2, n], and its counts of steps, one a piece."""
-        values, grad = self.values.data, self.values.grad
-        assert grad is not None
-        size = max(1024, -(-len(values) // many)) if many > 1 else len(values)
-        pieces = values.split(size)
-        moments = torch.zeros(2, len(values), device=values.device)
-        steps = torch.zeros(len(pieces), device=values.device)
-        optimiser = torch.optim.Adam(pieces, lr=self.paces[0], fused=True, capturable=values.is_cuda)
-        parts = zip(pieces, grad.split(size), moments.split(size, 1), steps, strict=True)
-        for piece, slope, (mean, square), step in parts:
-            piece.grad = slope
-            optimiser.state[piece] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
-        return optimiser, moments, steps
+    def _adam(self) -> torch.optim.Adam:
+        """Adam on the block in pieces; made when it is first needed, which is never where kernels take over."""
+        if self._optimiser is None:
+            grad, size = self.values.grad, self._piece
+            assert grad is not None
+            pieces = self.values.data.split(size)
+            self._optimiser = torch.optim.Adam(pieces, lr=self.paces[0], fused=True, capturable=grad.is_cuda)
+            parts = zip(pieces, grad.split(size), self.moments.split(size, 1), self.adam_steps, strict=True)
+            for piece, slope, (mean, square), step in parts:
+                piece.grad = slope
+                self._optimiser.state[piece] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+        return self._optimiser
 
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradient of the summed loss [S]; `update` uses it."""
         found = torch.autograd.grad(loss.sum(), list(self.named.values()), allow_unused=True)
-        self.take([none if g is None else g for g, none in zip(found, self.nothing, strict=True)])
+        self.take([nothing(p.shape, p.device) if g is None else g for g, p in zip(found, self.named.values(), strict=True)])
 
     @torch.no_grad()
     def take(self, gradients: list[Tensor]) -> None:
@@ -107,7 +110,7 @@ class FlatParameters:
         self._clip(grad)
         scale, tau, power = self.curve
         self.paces.copy_(scale * (1 + step / tau) ** power)
-        self.optimiser.step()
+        self._adam().step()
         self.average.lerp_(self.values, self.paces[1])
         if self.follower is not None:
             self.follower.lerp_(self.values, self.FOLLOW)

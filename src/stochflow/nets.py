@@ -291,6 +291,7 @@ class Early(NamedTuple):
     states: Tensor  # [n, D]
 
 
+MOST_SHARED = 4  # states a trajectory of the batch: it may end long before its last step, and then costs a GPU nothing more
 LEAST_SAVED = {"cuda": 2048, "cpu": 64}  # rows of a pass: looking states up costs a few operators
 
 
@@ -301,7 +302,7 @@ def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | No
         return None
     saved = {}
     for t in range(1, steps + 1):
-        if env.early_count(t) > steps * batch:
+        if env.early_count(t) > batch * (steps if device.type == "cpu" else min(steps, MOST_SHARED)):
             break
         saved[t] = t * batch - env.early_count(t)
     best = max(saved, key=lambda t: saved[t], default=0)

@@ -23,7 +23,8 @@ Explore = Fading | Tensor | float | None
 WIDTHS = (16, 32, 64, 128, 256)  # of hidden layers and of the look-up table
 SMALL_HEAD = 32  # outputs whose weights are in shared memory
 MOST_MOVES = 256
-IN_REGISTERS = 72  # weights of the second layer a thread
+MOST_ROWS = 8  # trajectories a block
+HELD, HELD_BESIDE = 11, 10  # groups of four inputs whose weights of the second layer are in registers; the same beside a large head
 
 
 class Trace(NamedTuple):
@@ -32,8 +33,7 @@ class Trace(NamedTuple):
     A row a state: first the early ones, which all trajectories share, then step by step those of each trajectory.
     """
 
-    known: Tensor  # [S, R] bool: the state was reached; what stands beside the others is anything
-    sums: Tensor  # [S, R, H] the first layer before its rectifier
+    sums: Tensor  # [S, R, H] the first layer before its rectifier; of states that were not reached it is anything, and so are the others
     hidden: Tensor  # [S, R, H] the second after it
     outs: Tensor  # [S, R, columns] the head, padded, flows left out where there are many moves
     numbers: Tensor  # [steps, S, B] int32: which early state it was
@@ -72,12 +72,17 @@ def columns(policy: Any) -> int:
 
 
 def _threads(hidden: int) -> int:
-    return min(512, hidden * hidden // 4)
+    return min(256, hidden * hidden // 4)
 
 
 def _rows(walks: int, threads: int) -> int:
     """Trajectories a block, a warp each: one, as long as there are multiprocessors for all."""
-    return min(threads // 32, 1 if walks <= 132 else 2 if walks <= 264 else 4 if walks <= 2112 else 8)
+    return min(threads // 32, 1 if walks <= 132 else 2 if walks <= 264 else 4 if walks <= 1056 else MOST_ROWS)
+
+
+def _blocks(groups: int, seeds: int, processors: int) -> int:
+    """Blocks that walk the groups of a seed, one after the other: as many as there is room for, and all about the same number."""
+    return -(-groups // -(-groups * seeds // processors))
 
 
 def walk(task: Task, policy: Any, batch: int, explore: Explore) -> Trajectories | None:
@@ -114,20 +119,27 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     known_steps, known_states = (0, 0) if early is None else (early.steps, len(early.states))
     network = known_steps < steps
     rows = _rows(seeds * batch, threads) if network else threads // 32
+    units = min(4, hidden * hidden // threads // 4)
+    small, fours = outputs <= SMALL_HEAD, hidden * hidden // threads // units // 4
+    held = min(fours, HELD if small else HELD_BESIDE)
+    slips = isinstance(channel, Slip) and channel.alpha > 0
     defines = {
         "H": hidden, "T": horizon, "STEPS": steps, "TRACE": trace, "STRING": string, "D": wide, "SIZE": env.tokens if string else env.side,
         "LEAST": (env.min_length or 0) if string else 0, "STOP": -1 if env.stop is None else env.stop, "M": env.num_moves,
         "OUT": outputs, "COLUMNS": kept, "W": width, "EXPLORES": explore is not None,
-        "SLIPS": isinstance(channel, Slip) and channel.alpha > 0, "ROWS": rows, "THREADS": threads, "FEATURES": features,
-        "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": kept if trace else outputs, "IN_REGISTERS": IN_REGISTERS,
+        "SLIPS": slips, "ROWS": rows, "THREADS": threads, "FEATURES": features,
+        "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": kept if trace else outputs, "UNITS": units, "HELD": held,
     }  # fmt: skip
     properties: Any = torch.cuda.get_device_properties(device)
     most = getattr(properties, "shared_memory_per_block_optin", 0) // 4  # not every PyTorch and not every chip says
-    shared = rows * (2 * hidden + width + threads + kept + wide + 2)
-    shared += outputs * (hidden + width) if network and outputs <= SMALL_HEAD else 0
-    for name, more in (("REST_SHARED", max(0, hidden * hidden // threads - IN_REGISTERS) * threads), ("FIRST_SHARED", features * hidden)):
-        defines[name] = network and shared + more <= most  # what has no room is read from the cache at every step
+    shared = rows * (2 * hidden + width + (5 if slips else 3) * kept + wide + 6) + kept
+    shared += outputs * (hidden + width) if network and small else 0 if small else rows * 2 * threads
+    wanted = {"REST_SHARED": (fours - held) * 4 * threads * units, "FIRST_SHARED": features * hidden}
+    for name, more in wanted.items():  # what has no room is read from the cache at every step
+        defines[name] = network and shared + more <= most
         shared += more if defines[name] else 0
+    defines["HEAD_KEPT"] = 0 if small or not network else min(hidden * kept // threads // 2, (most - shared) // (8 * threads) * 4)
+    shared += defines["HEAD_KEPT"] * 2 * threads
     if shared > most or two.weight.data_ptr() % 16 or one.weight.data_ptr() % 16:
         return None
     settings = tuple((name, int(value)) for name, value in defines.items())
@@ -144,10 +156,10 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     start, tau, chance = explore if isinstance(explore, Fading) else (0.0, 0.0, explore)
     chance = key if chance is None else torch.as_tensor(chance, dtype=torch.float64, device=device)
     kernel(
-        (-(-batch // rows), seeds, 1),
+        (_blocks(-(-batch // rows), seeds, properties.multi_processor_count * (256 // hidden)), seeds, 1),
         (threads, 1, 1),
         [
-            states, actions, moves, alive, record.known, record.sums, record.hidden, record.outs, record.numbers, record.finals,
+            states, actions, moves, alive, record.sums, record.hidden, record.outs, record.numbers, record.finals,
             one.weight, one.bias, two.weight, two.bias, policy.head.weight, policy.head.bias, one.bias if table is None else table, given,
             key, chance, start, tau, float(getattr(channel, "alpha", 0.0)),
             seeds, batch, 0 if table is None else table.shape[1], room if trace else known_states, room,
@@ -160,7 +172,6 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
 def _record(policy: Any, early: Early | None, room: int, kept: int, steps: int, batch: int) -> Trace:
     """Room for a trace, with what it knows of early states before anyone walks."""
     seeds, device, hidden = policy.num_seeds, policy.device, policy.trunk.width
-    known = torch.empty(seeds, room, dtype=torch.bool, device=device)
     layers, outs = torch.empty(2, seeds, room, hidden, device=device), torch.empty(seeds, room, kept, device=device)
     numbers = torch.empty(steps, seeds, batch, dtype=torch.int32, device=device)
     if early is not None:
@@ -169,8 +180,7 @@ def _record(policy: Any, early: Early | None, room: int, kept: int, steps: int, 
         sums = one(policy.env.features(early.states).expand(seeds, -1, -1))
         after = torch.relu(two(torch.relu(sums)))
         made = policy.head(after)
-        known[:, :many] = True
         layers[0, :, :many], layers[1, :, :many] = sums, after
         outs[:, :many, : made.shape[2]] = made[..., :kept]
     finals = torch.empty(seeds, batch, dtype=torch.long, device=device)
-    return Trace(known, layers[0], layers[1], outs, numbers, early, finals)
+    return Trace(layers[0], layers[1], outs, numbers, early, finals)

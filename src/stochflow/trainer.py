@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from stochflow import cpu_balance
 from stochflow.buffer import Buffer
-from stochflow.capture import Captured, warm_up
+from stochflow.capture import WARM_UP, Captured, aside
 from stochflow.dynamics import Dynamics
 from stochflow.evaluate import evaluate
 from stochflow.flat import FlatParameters, fused_kernel
@@ -133,7 +133,10 @@ class Trainer:
 
     def iterate(self, note: bool = True) -> None:
         """One iteration; on a GPU, from the second on, a replay of its recording. Figures that nobody reads need no noting."""
-        if self.steps_done == 0:
+        device = self.policy.device
+        if self.steps_done == 0 and device.type == "cuda":
+            aside(self._begin, device)  # where the recording will be: one workspace for products serves both
+        elif self.steps_done == 0:
             self._begin()
         else:
             if note not in self._steps:
@@ -161,12 +164,12 @@ class Trainer:
             return [whole]
         kept = self.state_dict()
         if self.source.scored or getattr(self.task.oracle, "on_device", False):
-            warm_up(whole, device)
+            aside(whole, device, WARM_UP)
             self.load_state_dict(kept)
             one = Captured(whole)
             self._pool = one.record(self._pool)
             return [one]
-        warm_up(lambda: self.learn(self.act(), note), device)  # nothing: a host oracle is asked for real batches only
+        aside(lambda: self.learn(self.act(), note), device, WARM_UP)  # nothing: a host oracle is asked for real batches only
         self.load_state_dict(kept)
         act = Captured(self.act)
         self._pool = act.record(self._pool)

@@ -1,30 +1,36 @@
-// A whole rollout in one kernel. A block walks ROWS trajectories of one seed from the first state to the last of them that ends.
+// A whole rollout in one kernel. A block walks ROWS trajectories of one seed from the first state to the last of them that ends, then others.
 //
-// The second layer stays on the multiprocessor: each of the THREADS threads owns SPAN weights of one hidden unit, as many as it can in
-// registers, the rest in shared memory. A move changes one or two one-hot features, so the first layer is a row added and a row taken away.
+// The second layer stays on the multiprocessor: each of the THREADS threads owns the weights between UNITS hidden units and SPAN inputs, as
+// many as it can in registers, the rest in shared memory; neighbours in a warp, which own the other inputs, add up by shuffles. (What limits
+// it is how fast shared memory fills registers, so an input that was read serves UNITS units, a weight CHUNK trajectories.)
+// A move changes one or two one-hot features, so the first layer is a row added and a row taken away.
 // One warp a trajectory draws the action, slips, and takes the step.
 //
 // Defined by the host (rollout_kernel.py): H hidden units, T steps at most, STEPS states to look at, TRACE, STRING (else a grid), D columns
 // of a state, SIZE of the alphabet or the grid's side, LEAST letters before STOP (-1: none), M moves, OUT outputs of which COLUMNS are
-// kept, W width of a look-up table (0: none), EXPLORES, SLIPS, ROWS, THREADS, FEATURES, REST_SHARED and FIRST_SHARED (what there is room for), IN_REGISTERS weights a thread;
+// kept, W width of a look-up table (0: none), EXPLORES, SLIPS, ROWS, THREADS, UNITS, FEATURES, REST_SHARED and FIRST_SHARED (what there is room
+// for), HELD groups of four inputs whose weights are in registers, HEAD_KEPT inputs a thread whose weights of a large head are in shared memory;
 // EARLY steps meet only EARLY_STATES states, whose outputs are given, EARLY_WIDTH numbers each: there the network is not asked.
 //
 // With TRACE, what the network makes of every state that is reached stays in sums (the first layer before its rectifier), hiddens (the
-// second after it) and outs. Rows come in the order of steps, after those of the early states, whose numbers are noted instead; `knowns`
-// says which were reached.
+// second after it) and outs. Rows come in the order of steps, after those of the early states, whose numbers are noted instead.
 
 #define WARPS (THREADS / 32)
-#define PARTS (THREADS / H)  // threads that share a hidden unit
-#define SPAN (H / PARTS)
-#define REGISTERS (SPAN < IN_REGISTERS ? SPAN : IN_REGISTERS)
+#define SHARES (THREADS * UNITS / H)  // threads that share their units
+#define SPAN (H / SHARES)
+#define FOURS (SPAN / 4)  // a thread's inputs are four in a row, then four of the next SHARES * 4, and so on
 #define NETWORK (EARLY < STEPS)
-#define REST (NETWORK ? SPAN - REGISTERS : 0)  // weights a thread that are not in registers
-#define REST_STRIDE (REST_SHARED ? THREADS : H)
+#define REST (NETWORK && FOURS > HELD ? FOURS - HELD : 0)  // fours whose weights are not in registers
+#define CHUNK (ROWS < 4 ? ROWS : 4)  // trajectories at a time
+#define LEFT (CHUNK * UNITS > SHARES ? CHUNK * UNITS / SHARES : 1)  // sums that a thread ends up with
+#define OWNERS (THREADS / H)  // threads that own a unit of the first layer, each for some of the trajectories
+#define OWNED ((ROWS + OWNERS - 1) / OWNERS)
 #define SMALL_HEAD (OUT <= 32)
 #define HEAD_SHARED (SMALL_HEAD && NETWORK)
 #define ROW(t, b) ((i64)s * kept + EARLY_STATES + (i64)((t) - EARLY) * batch + (b))  // of a trace
-#define HEAD_PARTS (THREADS / COLUMNS)
-#define HEAD_SPAN (H / HEAD_PARTS)
+// of a large head a thread owns two outputs, and shares them with others
+#define HEAD_SHARES (2 * THREADS / COLUMNS)
+#define HEAD_SPAN (H / HEAD_SHARES)
 
 typedef long long i64;
 typedef unsigned int u32;
@@ -44,9 +50,10 @@ __device__ __forceinline__ uint4 words(u32 a, u32 b, u32 c, u32 key) {
     return x;
 }
 
-// Sixteen bytes to shared memory, without waiting for them.
+// BYTES to shared memory, without waiting for them.
+template <int BYTES>
 __device__ __forceinline__ void ahead(float* to, const float* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES));
 }
 
 __device__ __forceinline__ float uniform(u32 word) { return (word >> 9) * 0x1p-23f + 0x1p-24f; }  // inside (0, 1)
@@ -59,200 +66,279 @@ __device__ __forceinline__ int largest(float value, int place) {
     return __shfl_sync(~0u, place, __ffs(__ballot_sync(~0u, ordered == most)) - 1);
 }
 
+struct alignas(4 * UNITS) Units {
+    float of[UNITS];
+};
+
+// Adds up V sums over lanes that differ in the bits of 2 * O - 1; each is left with its share of them, in front.
+template <int V, int O>
+__device__ __forceinline__ void gather(float* sum, int lane) {
+    if constexpr (O > 0 && V > 1) {
+        const bool upper = lane & O;
+#pragma unroll
+        for (int i = 0; i < V / 2; ++i) {
+            const float other = __shfl_xor_sync(~0u, upper ? sum[i] : sum[i + V / 2], O);
+            sum[i] = (upper ? sum[i + V / 2] : sum[i]) + other;
+        }
+        gather<V / 2, O / 2>(sum, lane);
+    } else if constexpr (O > 0) {
+        sum[0] += __shfl_xor_sync(~0u, sum[0], O);
+        gather<1, O / 2>(sum, lane);
+    }
+}
+
+// Which of the V sums comes first among those that `gather` leaves to this lane.
+template <int V, int O>
+__device__ __forceinline__ int gathered(int lane) {
+    if constexpr (O > 0 && V > 1)
+        return (lane & O ? V / 2 : 0) + gathered<V / 2, O / 2>(lane);
+    else
+        return 0;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
     i64* states, i64* actions, i64* moves, signed char* alives,       // [T+1, S, B, D], [T, S, B]
-    signed char* knowns, float* sums, float* hiddens, float* outs,    // with TRACE: [S, kept], [..., H] twice, [..., COLUMNS]
+    float* sums, float* hiddens, float* outs,                         // with TRACE: [S, kept, H] twice, [S, kept, COLUMNS]
     int* numbers, i64* finals,                                        // with TRACE: [EARLY, S, B]; always: [S, B] of the last states
     const float* first, const float* first_bias, const float* second, const float* second_bias, const float* head,
     const float* head_bias, const float* table, const float* early,   // [S, ...] each; early [S, early_rows, EARLY_WIDTH]
     const i64* seed, const double* step, double start, double tau, double alpha,  // explores by start / (1 + step / tau); tau 0: by `step`
     int seeds, int batch, int table_rows, int early_rows, int kept) {
     extern __shared__ float memory[];
-    float* rest = memory;                                        // [REST, THREADS] of the second layer
-    float* heads = rest + (REST_SHARED ? REST * THREADS : 0);    // [OUT, H + W]
-    float* firsts = heads + (HEAD_SHARED ? OUT * (H + W) : 0);    // [FEATURES, H]
-    float* x = firsts + (FIRST_SHARED ? FEATURES * H : 0);       // [ROWS, H] the first layer
-    float* hidden = x + ROWS * H;                                // [ROWS, H + W] the second, and the table's row
-    float* part = hidden + ROWS * (H + W);                       // [ROWS, THREADS]
-    float* logit = part + ROWS * THREADS;                        // [ROWS, COLUMNS]
-    int* state = (int*)(logit + ROWS * COLUMNS);                 // [ROWS, D]
-    int* feature = state + ROWS * D;                             // [ROWS] what the last move switched on; -1: it changed nothing
-    int* entry = feature + ROWS;                                 // [ROWS] of the table
+    Units* rest = (Units*)memory;                                               // [REST * 4, THREADS] of the second layer
+    float* heads = memory + (REST_SHARED ? REST * 4 * THREADS * UNITS : 0);     // [OUT, H + W], or of a large head [HEAD_KEPT, 2, THREADS]
+    float* firsts = heads + (!NETWORK ? 0 : SMALL_HEAD ? OUT * (H + W) : HEAD_KEPT * 2 * THREADS);  // [FEATURES, H]
+    float* x = firsts + (FIRST_SHARED ? FEATURES * H : 0);                      // [ROWS, H] the first layer
+    float* hidden = x + ROWS * H;                                               // [ROWS, H + W] the second, and the table's row
+    float* part = hidden + ROWS * (H + W);                                      // [ROWS, HEAD_SHARES, COLUMNS] of a large head
+    float* logit = part + (SMALL_HEAD ? 0 : ROWS * HEAD_SHARES * COLUMNS);      // [ROWS, COLUMNS]
+    float* biases = logit + ROWS * COLUMNS;                                     // [COLUMNS] of the head
+    float* noise = biases + COLUMNS;                                            // [2, ROWS, COLUMNS] of this step and the next
+    float* luck = noise + 2 * ROWS * COLUMNS;                                   // [2, ROWS, COLUMNS] with SLIPS
+    float* coins = luck + (SLIPS ? 2 * ROWS * COLUMNS : 0);                     // [2, ROWS, 2]
+    int* state = (int*)(coins + 4 * ROWS);                                      // [ROWS, D]
+    int* feature = state + ROWS * D;                                            // [ROWS] what the last move switched on; -1: it has ended
+    int* entry = feature + ROWS;                                                // [ROWS] of the table
 
-    const int s = blockIdx.y, tid = threadIdx.x, warp = tid / 32, lane = tid % 32, unit = tid % H, share = tid / H;
-    const int from = blockIdx.x * ROWS;
+    const int s = blockIdx.y, tid = threadIdx.x, warp = tid / 32, lane = tid % 32, share = tid % SHARES;
+    const int unit = tid / SHARES * UNITS;     // the first of this thread's
+    const int own = tid % H, owner = tid / H;  // in the first layer
+    const int column = tid % (COLUMNS / 2), head_share = tid / (COLUMNS / 2);  // in a large head
     first += (i64)s * FEATURES * H;
-    second += (i64)s * H * H;
+    second += (i64)s * H * H + unit;
     head += (i64)s * (H + W) * OUT;
     table += (i64)s * table_rows * W;
 
-    for (int i = tid; REST_SHARED && i < REST * THREADS / 4; i += THREADS) {  // four units at a time
-        const int t4 = i % (THREADS / 4) * 4;
-        ahead(rest + i * 4, second + (t4 / H * SPAN + REGISTERS + i / (THREADS / 4)) * H + t4 % H);
-    }
-    if (HEAD_SHARED)
-        for (int i = tid; i < OUT * (H + W); i += THREADS) heads[i % OUT * (H + W) + i / OUT] = head[i];
-    if (FIRST_SHARED)
-        for (int i = tid; i < FEATURES * H / 4; i += THREADS) ahead(firsts + i * 4, first + i * 4);
-    float weight[REGISTERS];
+    // weights, once
+#define INPUT(four, i) (((four)*SHARES + share) * 4 + (i))
+    if (REST_SHARED)
 #pragma unroll
-    for (int i = 0; i < REGISTERS; ++i) weight[i] = !NETWORK ? 0.f : second[(share * SPAN + i) * H + unit];
-    asm volatile("cp.async.wait_all;");
-    const float* rows = FIRST_SHARED ? firsts : first;
-    const float bias = second_bias[s * H + unit];
-    float total[ROWS];  // of the first layer before its rectifier
-    if (NETWORK && tid < H) {
-        float begun = first_bias[s * H + tid];
-        if (!STRING)
-            for (int d = 0; d < D; ++d) begun += first[(i64)d * SIZE * H + tid];
-        for (int r = 0; r < ROWS; ++r) {
-            total[r] = begun;
-            x[r * H + tid] = fmaxf(begun, 0.f);
-            if (TRACE && !EARLY && from + r < batch) sums[ROW(0, from + r) * H + tid] = begun;
+        for (int i = 0; i < REST * 4; ++i) ahead<16>((float*)(rest + i * THREADS + tid), second + INPUT(HELD + i / 4, i % 4) * H);
+    if (FIRST_SHARED)
+        for (int i = tid; i < FEATURES * H / 4; i += THREADS) ahead<16>(firsts + i * 4, first + i * 4);
+    if (!SMALL_HEAD)
+        for (int i = 0; i < HEAD_KEPT * 2; ++i) {
+            const int o = column + i % 2 * (COLUMNS / 2);
+            if (o < M) ahead<4>(heads + i * THREADS + tid, head + (head_share * HEAD_SPAN + i / 2) * OUT + o);
         }
+    Units weight[NETWORK && FOURS > REST ? (FOURS - REST) * 4 : 1];
+#pragma unroll
+    for (int i = 0; NETWORK && i < (FOURS - REST) * 4; ++i) weight[i] = *(const Units*)(second + INPUT(i / 4, i % 4) * H);
+    if (SMALL_HEAD && NETWORK)
+        for (int i = tid; i < OUT * (H + W); i += THREADS) heads[i % OUT * (H + W) + i / OUT] = head[i];
+    for (int o = tid; o < COLUMNS; o += THREADS) biases[o] = o < (SMALL_HEAD ? OUT : M) ? head_bias[s * OUT + o] : 0.f;
+    const int place = gathered<CHUNK * UNITS, SHARES / 2>(lane);
+    float bias[LEFT];
+#pragma unroll
+    for (int i = 0; i < LEFT; ++i) bias[i] = second_bias[s * H + unit + (place + i) % UNITS];
+    float begun = 0.f;  // of the first layer at the first state
+    if (NETWORK) {
+        begun = first_bias[s * H + own];
+        if (!STRING)
+            for (int d = 0; d < D; ++d) begun += first[(i64)d * SIZE * H + own];
     }
-    for (int i = tid; i < ROWS * W; i += THREADS) hidden[i / (W + !W) * (H + W) + H + i % (W + !W)] = table[i % (W + !W)];
-    // of the trajectory that this warp walks, if any
-    const int b = from + warp;
-    const bool walks = warp < ROWS && b < batch;
+    const float* rows = FIRST_SHARED ? firsts : first;
     const u32 key = (u32)*seed;
     const float chance = !EXPLORES ? 0.f : tau > 0 ? (float)(start * tau / (tau + *step)) : (float)*step;
-    int length = 0;
-    i64 number = 0;
-    bool stopped = false, fresh = walks;
-    if (walks)
-        for (int d = lane; d < D; d += 32) {
-            state[warp * D + d] = STRING ? SIZE : 0;
-            states[((i64)s * batch + b) * D + d] = STRING ? SIZE : 0;
+    asm volatile("cp.async.wait_all;");
+
+    for (int from = blockIdx.x * ROWS; from < batch; from += gridDim.x * ROWS) {
+        float total[OWNED];  // of the first layer before its rectifier: trajectories owner, owner + OWNERS, ...
+#pragma unroll
+        for (int i = 0; i < OWNED; ++i) {
+            const int r = i * OWNERS + owner;
+            total[i] = begun;
+            if (!NETWORK || r >= ROWS) continue;
+            x[r * H + own] = fmaxf(begun, 0.f);
+            if (TRACE && !EARLY && from + r < batch) sums[ROW(0, from + r) * H + own] = begun;
         }
-    __syncthreads();
-
-    int t = 0;
-    for (bool going = true; going && t < STEPS; ++t) {
-        if (t >= EARLY) {
-            // the second layer
-            float sum[ROWS];
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) sum[r] = 0.f;
-#pragma unroll
-            for (int i = 0; i < REGISTERS; i += 4)
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    float4 v = *(const float4*)(x + r * H + share * SPAN + i);
-                    sum[r] += v.x * weight[i] + v.y * weight[i + 1] + v.z * weight[i + 2] + v.w * weight[i + 3];
-                }
-#pragma unroll
-            for (int i = 0; i < REST; i += 4) {
-                const float* w = (REST_SHARED ? rest + tid : second + (share * SPAN + REGISTERS) * H + unit) + i * REST_STRIDE;
-                float w0 = w[0], w1 = w[REST_STRIDE], w2 = w[2 * REST_STRIDE], w3 = w[3 * REST_STRIDE];
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    float4 v = *(const float4*)(x + r * H + share * SPAN + REGISTERS + i);
-                    sum[r] += v.x * w0 + v.y * w1 + v.z * w2 + v.w * w3;
-                }
+        for (int i = tid; i < ROWS * W; i += THREADS) hidden[i / (W + !W) * (H + W) + H + i % (W + !W)] = table[i % (W + !W)];
+        // of the trajectory that this warp walks, if any
+        const int b = from + warp;
+        const bool walks = warp < ROWS && b < batch;
+        int length = 0;
+        i64 number = 0;
+        bool stopped = false;
+        if (warp < ROWS && lane == 0) feature[warp] = walks ? 0 : -1;
+        if (walks)
+            for (int d = lane; d < D; d += 32) {
+                state[warp * D + d] = STRING ? SIZE : 0;
+                states[((i64)s * batch + b) * D + d] = STRING ? SIZE : 0;
             }
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) part[r * THREADS + tid] = sum[r];
-            __syncthreads();
-            for (int i = tid; i < ROWS * H; i += THREADS) {
-                const int r = i / H, h = i % H;  // h is this thread's unit
-                float made = bias;
-#pragma unroll
-                for (int p = 0; p < PARTS; ++p) made += part[r * THREADS + p * H + h];
-                made = fmaxf(made, 0.f);
-                hidden[r * (H + W) + h] = made;
-                if (TRACE && from + r < batch) hiddens[ROW(t, from + r) * H + h] = made;
+        // Random numbers of step t do not wait for the network: where there are idle warps, they draw them while the others take step t - 1.
+        auto draw = [&](int t, int r, int m) {
+            const u32 at = s * batch + from + r;
+            const int to = (t % 2 * ROWS + r) * COLUMNS + m;
+            const uint4 drawn = words(at, t, m, key);
+            noise[to] = -logf(-logf(uniform(drawn.x)));
+            if (SLIPS) luck[to] = uniform(drawn.y);
+            if (m == 0) {
+                const uint4 thrown = words(at, t, ~0u, key);
+                coins[(t % 2 * ROWS + r) * 2] = uniform(thrown.x);
+                coins[(t % 2 * ROWS + r) * 2 + 1] = uniform(thrown.y);
             }
-            __syncthreads();
+        };
+        auto prepare = [&](int t) {
+            if (ROWS == WARPS)
+                for (int m = lane; m < M; m += 32) draw(t, warp, m);
+            else
+                for (int i = tid - 32 * ROWS; i >= 0 && i < ROWS * COLUMNS; i += THREADS - 32 * ROWS)
+                    if (i % COLUMNS < M) draw(t, i / COLUMNS, i % COLUMNS);
+        };
+        prepare(0);
+        __syncthreads();
 
-            // the head
-            if (SMALL_HEAD) {
-                for (int i = warp; i < ROWS * OUT; i += WARPS) {
-                    const int r = i / OUT, o = i % OUT;
-                    float made = 0.f;
+        int t = 0;
+        for (bool going = true; going && t < STEPS; ++t) {
+            if (t >= EARLY) {
+                // the second layer
+#pragma unroll 1
+                for (int c = 0; c < ROWS; c += CHUNK) {
+                    bool on = false;
 #pragma unroll
-                    for (int h = 0; h < H + W; h += 32)
-                        if (h + lane < H + W) made += hidden[r * (H + W) + h + lane] * heads[o * (H + W) + h + lane];
+                    for (int r = 0; r < CHUNK; ++r) on |= feature[c + r] >= 0;
+                    if (!on) continue;
+                    float sum[CHUNK * UNITS];
 #pragma unroll
-                    for (int offset = 16; offset > 0; offset /= 2) made += __shfl_xor_sync(~0u, made, offset);
-                    if (lane == 0) logit[r * COLUMNS + o] = made + head_bias[s * OUT + o];
-                }
-            } else {
-                const int o = tid % COLUMNS, begin = tid / COLUMNS * HEAD_SPAN;
-                float made[ROWS];
+                    for (int i = 0; i < CHUNK * UNITS; ++i) sum[i] = 0.f;
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) made[r] = 0.f;
-                if (o < M)
-#pragma unroll 32
-                    for (int h = begin; h < begin + HEAD_SPAN; ++h) {
-                        const float w = __ldg(head + h * OUT + o);
+                    for (int four = 0; four < FOURS; ++four) {
+                        float4 v[CHUNK];
 #pragma unroll
-                        for (int r = 0; r < ROWS; ++r) made[r] += hidden[r * (H + W) + h] * w;
+                        for (int r = 0; r < CHUNK; ++r) v[r] = *(const float4*)(x + (c + r) * H + INPUT(four, 0));
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const Units w = four < FOURS - REST ? weight[four < FOURS - REST ? four * 4 + i : 0]
+                                            : REST_SHARED       ? rest[((four - HELD) * 4 + i) * THREADS + tid]
+                                                                : *(const Units*)(second + INPUT(four, i) * H);
+#pragma unroll
+                            for (int r = 0; r < CHUNK; ++r)
+#pragma unroll
+                                for (int u = 0; u < UNITS; ++u)
+                                    sum[r * UNITS + u] += (i == 0 ? v[r].x : i == 1 ? v[r].y : i == 2 ? v[r].z : v[r].w) * w.of[u];
+                        }
                     }
+                    gather<CHUNK * UNITS, SHARES / 2>(sum, lane);
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) part[r * THREADS + tid] = made[r];
-                __syncthreads();
-                for (int i = tid; i < ROWS * COLUMNS; i += THREADS) {
-                    const int r = i / COLUMNS, column = i % COLUMNS;
-                    float whole = column < M ? head_bias[s * OUT + column] : 0.f;
-                    for (int p = 0; p < HEAD_PARTS; ++p) whole += part[r * THREADS + p * COLUMNS + column];
-                    logit[i] = whole;
+                    for (int i = 0; i < LEFT; ++i) {
+                        const int r = c + (place + i) / UNITS, h = unit + (place + i) % UNITS;
+                        const float made = fmaxf(sum[i] + bias[i], 0.f);
+                        hidden[r * (H + W) + h] = made;
+                        if (TRACE && from + r < batch) hiddens[ROW(t, from + r) * H + h] = made;
+                    }
                 }
-            }
-            __syncthreads();
-        }
+                __syncthreads();
 
-        bool goes = false;
-        if (walks) {
-            const i64 at = ((i64)t * seeds + s) * batch + b;
-            if (TRACE && t < EARLY) {
-                if (lane == 0) numbers[at] = (int)number;
-            } else if (TRACE) {
-                for (int o = lane; o < COLUMNS; o += 32)
-                    outs[ROW(t, b) * COLUMNS + o] = o < (SMALL_HEAD ? OUT : M) ? logit[warp * COLUMNS + o] : 0.f;
-                if (lane == 0) knowns[ROW(t, b)] = fresh;
+                // the head
+                if (SMALL_HEAD) {
+                    for (int i = warp; i < ROWS * OUT; i += WARPS) {
+                        const int r = i / OUT, o = i % OUT;
+                        if (feature[r] < 0) continue;
+                        float made = 0.f;
+#pragma unroll
+                        for (int h = 0; h < H + W; h += 32)
+                            if (h + lane < H + W) made += hidden[r * (H + W) + h + lane] * heads[o * (H + W) + h + lane];
+#pragma unroll
+                        for (int offset = 16; offset > 0; offset /= 2) made += __shfl_xor_sync(~0u, made, offset);
+                        if (lane == 0) logit[r * COLUMNS + o] = made + biases[o];
+                    }
+                } else {
+                    float made[ROWS][2];
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r) made[r][0] = made[r][1] = 0.f;
+                    const float* w = head + head_share * HEAD_SPAN * OUT + column;
+                    const bool one = column < M, two = column + COLUMNS / 2 < M;
+                    auto four = [&](int h, bool here) {
+                        float left[4], right[4];
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const float* stored = heads + 2 * (h + i) * THREADS + tid;
+                            left[i] = !one ? 0.f : here ? stored[0] : __ldg(w + (h + i) * OUT);
+                            right[i] = !two ? 0.f : here ? stored[THREADS] : __ldg(w + (h + i) * OUT + COLUMNS / 2);
+                        }
+#pragma unroll
+                        for (int r = 0; r < ROWS; ++r) {
+                            const float4 v = *(const float4*)(hidden + r * (H + W) + head_share * HEAD_SPAN + h);
+                            made[r][0] += v.x * left[0] + v.y * left[1] + v.z * left[2] + v.w * left[3];
+                            made[r][1] += v.x * right[0] + v.y * right[1] + v.z * right[2] + v.w * right[3];
+                        }
+                    };
+#pragma unroll 2
+                    for (int h = HEAD_KEPT; h < HEAD_SPAN; h += 4) four(h, false);
+#pragma unroll 2
+                    for (int h = 0; h < HEAD_KEPT; h += 4) four(h, true);
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r) {
+                        part[(r * HEAD_SHARES + head_share) * COLUMNS + column] = made[r][0];
+                        part[(r * HEAD_SHARES + head_share) * COLUMNS + column + COLUMNS / 2] = made[r][1];
+                    }
+                    __syncthreads();
+                    for (int i = tid; i < ROWS * COLUMNS; i += THREADS) {
+                        const int r = i / COLUMNS, o = i % COLUMNS;
+                        float whole = biases[o];
+#pragma unroll
+                        for (int p = 0; p < HEAD_SHARES; ++p) whole += part[(r * HEAD_SHARES + p) * COLUMNS + o];
+                        logit[i] = whole;
+                    }
+                }
+                __syncthreads();
             }
-            if (t < T) {
-                // the action, and what the world makes of it
-                const u32 row = s * batch + b;
-                const uint4 coins = words(row, t, ~0u, key);
-                const bool blind = EXPLORES && uniform(coins.x) < chance;
+
+            // the action, and what the world makes of it
+            const i64 at = ((i64)t * seeds + s) * batch + b;
+            bool goes = false, alive = false;
+            int action = 0, move = 0;
+            if (walks && TRACE && t < EARLY && lane == 0) numbers[at] = (int)number;
+            if (walks && t < T) {
+                const float* thrown = coins + (t % 2 * ROWS + warp) * 2;
+                const bool blind = EXPLORES && thrown[0] < chance;
                 float best = -3e38f, drawn = -3e38f;
-                int action = 0, other = 0;
+                int other = 0;
                 bool any = false;
                 const float* given = t < EARLY ? early + ((i64)s * early_rows + number) * EARLY_WIDTH : logit + warp * COLUMNS;
                 for (int m = lane; m < M; m += 32) {
+                    const int to = (t % 2 * ROWS + warp) * COLUMNS + m;
                     const bool legal = STRING ? m < SIZE && length < D : m < D && state[warp * D + m] < SIZE - 1;
                     const bool open = legal || (m == STOP && (!STRING || length >= LEAST));
-                    const uint4 noise = words(row, t, m, key);
                     float z = given[m];
                     z = blind || z != z ? 0.f : z;  // a seed of NaN stays in range
-                    z = open ? fmaxf(z, -1e8f) - logf(-logf(uniform(noise.x))) : -1e9f;
+                    z = open ? fmaxf(z, -1e8f) + noise[to] : -1e9f;
                     if (z > best) best = z, action = m;
-                    const float u = legal ? uniform(noise.y) : -1.f;
+                    const float u = SLIPS && legal ? luck[to] : -1.f;
                     if (u > drawn) drawn = u, other = m;
                     any |= legal;
                 }
-                action = largest(best, action);
-                int move = action;
+                move = action = largest(best, action);
                 if (SLIPS) {
                     other = largest(drawn, other);
-                    if (uniform(coins.y) < alpha && action != STOP) move = other;
+                    if (thrown[1] < alpha && action != STOP) move = other;
                 }
-                const bool alive = __any_sync(~0u, any) && !stopped;
+                alive = __any_sync(~0u, any) && !stopped;
                 stopped |= action == STOP;
                 goes = alive && move != STOP;
                 if (lane == 0) {
-                    actions[at] = action;
-                    moves[at] = move;
-                    alives[at] = alive;
                     feature[warp] = !goes ? -1 : STRING ? length * SIZE + move : move * SIZE + state[warp * D + move] + 1;
-                    if (goes) {
-                        if (STRING)
-                            state[warp * D + length] = move;
-                        else
-                            state[warp * D + move] += 1;
-                    }
+                    if (goes) state[warp * D + (STRING ? length : move)] = STRING ? move : state[warp * D + move] + 1;
                 }
                 if (goes) {  // the number of the next state, in the environment's order
                     length += 1;
@@ -261,43 +347,54 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                     number = STRING ? number * SIZE + 1 + move : number + place;
                     if (W && lane == 0) entry[warp] = (int)(number < table_rows ? number : table_rows - 1);
                 }
-                __syncwarp();
-                for (int d = lane; d < D; d += 32) states[(at + (i64)seeds * batch) * D + d] = state[warp * D + d];
-                fresh = goes;
             }
-        } else if (warp < ROWS && lane == 0) {
-            feature[warp] = -1;
-        }
-        going = __syncthreads_or(goes);
+            if (t + 1 < T) prepare(t + 1);
+            going = __syncthreads_or(goes);
 
-        // the features that it changes
-        if (NETWORK && going && t + 1 < STEPS) {
-            for (int r = 0; r < ROWS; ++r) {
-                const int f = feature[r];
-                if (tid < H && f >= 0) {
-                    total[r] += rows[(i64)f * H + tid] - (STRING ? 0.f : rows[(i64)(f - 1) * H + tid]);
-                    x[r * H + tid] = fmaxf(total[r], 0.f);
+            // what is to be known of it, and the features that it changes
+            if (walks) {
+                if (TRACE && t >= EARLY)
+                    for (int o = lane; o < COLUMNS; o += 32)
+                        outs[ROW(t, b) * COLUMNS + o] = o < (SMALL_HEAD ? OUT : M) ? logit[warp * COLUMNS + o] : 0.f;
+                if (t < T) {
+                    if (lane == 0) {
+                        actions[at] = action;
+                        moves[at] = move;
+                        alives[at] = alive;
+                    }
+                    for (int d = lane; d < D; d += 32) states[(at + (i64)seeds * batch) * D + d] = state[warp * D + d];
                 }
-                if (TRACE && t + 1 >= EARLY && tid < H && from + r < batch) sums[ROW(t + 1, from + r) * H + tid] = total[r];
-                if (W && f >= 0)
-                    for (int i = tid; i < W; i += THREADS) hidden[r * (H + W) + H + i] = table[(i64)entry[r] * W + i];
             }
+            if (NETWORK && going && t + 1 < STEPS) {
+#pragma unroll
+                for (int i = 0; i < OWNED; ++i) {
+                    const int r = i * OWNERS + owner, f = r < ROWS ? feature[r] : -1;
+                    if (f < 0) continue;
+                    total[i] += rows[(i64)f * H + own] - (STRING ? 0.f : rows[(i64)(f - 1) * H + own]);
+                    x[r * H + own] = fmaxf(total[i], 0.f);
+                    if (TRACE && t + 1 >= EARLY) sums[ROW(t + 1, from + r) * H + own] = total[i];
+                }
+                for (int i = tid; i < ROWS * W; i += THREADS) {
+                    const int r = i / (W + !W), at = i % (W + !W);
+                    if (feature[r] >= 0) hidden[r * (H + W) + H + at] = table[(i64)entry[r] * W + at];
+                }
+            }
+            __syncthreads();
         }
+
+        if (walks && lane == 0) finals[(i64)s * batch + b] = number;
+        if (walks)  // all have finished: nothing more happens
+            for (; t < STEPS; ++t) {
+                const i64 at = ((i64)t * seeds + s) * batch + b;
+                if (TRACE && lane == 0 && t < EARLY) numbers[at] = (int)number;
+                if (t < T) {
+                    if (lane == 0) {
+                        actions[at] = moves[at] = STOP < 0 ? 0 : STOP;
+                        alives[at] = 0;
+                    }
+                    for (int d = lane; d < D; d += 32) states[(at + (i64)seeds * batch) * D + d] = state[warp * D + d];
+                }
+            }
         __syncthreads();
     }
-
-    if (walks && lane == 0) finals[(i64)s * batch + b] = number;
-    if (walks)  // all have finished: nothing more happens
-        for (; t < STEPS; ++t) {
-            const i64 at = ((i64)t * seeds + s) * batch + b;
-            if (TRACE && lane == 0 && t < EARLY) numbers[at] = (int)number;
-            if (TRACE && lane == 0 && t >= EARLY) knowns[ROW(t, b)] = 0;
-            if (t < T) {
-                if (lane == 0) {
-                    actions[at] = moves[at] = STOP < 0 ? 0 : STOP;
-                    alives[at] = 0;
-                }
-                for (int d = lane; d < D; d += 32) states[(at + (i64)seeds * batch) * D + d] = state[warp * D + d];
-            }
-        }
 }

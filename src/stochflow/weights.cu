@@ -1,0 +1,178 @@
+// What the loss says to the weights of a network with two hidden layers: sums over states of input times slope.
+//
+// A block of threads makes TILE x TILE numbers of one layer's gradient from a share of the states, on tensor cores: each product is three in
+// TF32, of the leading and the trailing bits of both factors, which is as exact as float32. States come through shared memory, DEPTH at a
+// time, while those before them are multiplied. Where there are several shares, results are added, atomically, to zeros.
+//
+// Defined by the host (balance_kernel.py): H hidden units, OUT outputs, COLUMNS of which have slopes, D columns of a state, SIZE values each,
+// FEATURES of them together, LISTED (which states were reached is in a list; else all).
+
+#define TILE 64
+#define DEPTH 32
+#define STAGES 3
+#define THREADS 128
+#define STRIDE (TILE + 8)  // of a row in shared memory: a warp's reads meet no bank twice
+#define TILES(n) (((n) + TILE - 1) / TILE)
+
+typedef long long i64;
+typedef unsigned int u32;
+
+// Sixteen bytes to shared memory, without waiting for them; or zeros.
+__device__ __forceinline__ void ahead(float* to, const float* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0));
+}
+
+__device__ __forceinline__ void multiply(float* sum, const u32* a, const u32* b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// TF32 has eleven significant bits; what it leaves out is a number of its own.
+__device__ __forceinline__ void split(float value, u32& leading, u32& trailing) {
+    leading = __float_as_uint(value) & 0xffffe000u;
+    trailing = __float_as_uint(value - __uint_as_float(leading)) & 0xffffe000u;
+}
+
+__device__ __forceinline__ void put(float* to, float value) {
+    if (gridDim.y > 1)
+        atomicAdd(to, value);
+    else
+        *to = value;
+}
+
+// One layer's block: inputs [.., WIDTH], or flags of the states, times slopes [.., GIVEN], into [inputs, OUTPUTS].
+template <bool FLAGS, int INPUTS, int WIDTH, int OUTPUTS, int GIVEN>
+__device__ __forceinline__ void block(float* to_weight, float* to_bias, const float* inputs, const float* slopes, const i64* early,
+                                      const i64* path, const int* list, int s, int row, int column, int begin, int end, int seeds, int batch,
+                                      int early_steps, int early_states) {
+    extern __shared__ float memory[];
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
+    const int k4 = tid / 16, n4 = tid % 16 * 4;  // what this thread copies: rows k4, k4 + 8, ..., four columns of each
+    const int m0 = warp / 2 * 32 + lane / 4, n0 = warp % 2 * 32 + lane / 4;
+    float sum[2][4][4] = {}, total = 0.f;
+
+    auto state = [&](int i) { return !LISTED || i < early_states ? i : list[i - early_states]; };
+    int next[4], flagged = 0;  // states of the next copy
+    auto look = [&](int start) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) next[q] = start + k4 + 8 * q < end ? state(start + k4 + 8 * q) : -1;
+        if (FLAGS) flagged = start + tid / 4 < end ? state(start + tid / 4) : -1;
+    };
+    auto copy = [&](int stage) {
+        float* a = memory + stage * 2 * DEPTH * STRIDE;
+        float* b = a + DEPTH * STRIDE;
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+            const i64 at = next[q] < 0 ? 0 : next[q];
+            const int m = row * TILE + n4, n = column * TILE + n4;
+            const bool there = next[q] >= 0 && n < GIVEN;
+            if (!FLAGS) ahead(a + (k4 + 8 * q) * STRIDE + n4, inputs + at * WIDTH + (m < WIDTH ? m : 0), next[q] >= 0 && m < WIDTH);
+            ahead(b + (k4 + 8 * q) * STRIDE + n4, slopes + at * GIVEN + (there ? n : 0), there);
+        }
+        if (FLAGS) {
+            const int late = flagged - early_states;
+            const i64* columns = flagged < 0    ? path
+                                 : late < 0     ? early + (i64)flagged * D
+                                                : path + ((i64)(late / batch + early_steps) * seeds * batch + (i64)s * batch + late % batch) * D;
+            float* flags = a + tid / 4 * STRIDE;  // by four threads
+#pragma unroll
+            for (int i = 0; i < 4; ++i) *(float4*)(flags + (tid % 4 * 4 + i) * 4) = make_float4(0.f, 0.f, 0.f, 0.f);
+            __syncwarp();
+            for (int d = tid % 4; flagged >= 0 && d < D; d += 4) {
+                const int value = (int)columns[d], f = d * SIZE + value - row * TILE;
+                if (value < SIZE && f >= 0 && f < TILE) flags[f] = 1.f;
+            }
+        }
+    };
+
+    const int chunks = (end - begin + DEPTH - 1) / DEPTH;
+    look(begin);
+    for (int c = 0; c < STAGES - 1; ++c) {
+        if (c < chunks) copy(c);
+        asm volatile("cp.async.commit_group;");
+        look(begin + (c + 1) * DEPTH);
+    }
+    for (int c = 0; c < chunks; ++c) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        __syncthreads();
+        if (c + STAGES - 1 < chunks) copy((c + STAGES - 1) % STAGES);
+        asm volatile("cp.async.commit_group;");
+        look(begin + (c + STAGES) * DEPTH);
+        const float* a = memory + c % STAGES * 2 * DEPTH * STRIDE;
+        const float* b = a + DEPTH * STRIDE;
+#pragma unroll
+        for (int k = lane % 4; k < DEPTH; k += 8) {
+            u32 a_lead[2][4], a_trail[2][4], b_lead[4][2], b_trail[4][2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    split(fmaxf(a[(k + e / 2 * 4) * STRIDE + m0 + i * 16 + e % 2 * 8], 0.f), a_lead[i][e], a_trail[i][e]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) split(b[(k + e * 4) * STRIDE + n0 + j * 8], b_lead[j][e], b_trail[j][e]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    if (!FLAGS) multiply(sum[i][j], a_trail[i], b_lead[j]);
+                    multiply(sum[i][j], a_lead[i], b_trail[j]);
+                    multiply(sum[i][j], a_lead[i], b_lead[j]);
+                }
+        }
+        if (row == 0 && tid < TILE)
+#pragma unroll
+            for (int k = 0; k < DEPTH; ++k) total += b[k * STRIDE + tid];
+    }
+
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int m = row * TILE + m0 + i * 16 + e / 2 * 8, n = column * TILE + warp % 2 * 32 + j * 8 + lane % 4 * 2 + e % 2;
+                if (m < INPUTS && n < OUTPUTS) put(to_weight + (i64)m * OUTPUTS + n, sum[i][j][e]);
+            }
+    if (row == 0 && tid < TILE && column * TILE + tid < OUTPUTS) put(to_bias + column * TILE + tid, total);
+}
+
+// Programs: the blocks of the second layer, then those of the head, then, if any, those of the first; times shares; times seeds.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) weights(
+    float* to_first, float* to_first_bias, float* to_second, float* to_second_bias, float* to_head, float* to_head_bias, float* to_log_z,
+    const i64* early, const i64* path,                     // [early_states, D], [T+1, S, B, D] the states
+    const int* list, const int* counts,                    // [S, rows - early_states] the states that were reached after the early ones, [S]
+    const float* sums, const float* hiddens, const float* slopes, const float* to_hidden, const float* to_sums,  // [S, rows, ...]
+    const float* residuals, double z_scale, int seeds, int batch, int rows, int early_steps, int early_states) {
+    const int s = blockIdx.z, p = blockIdx.x, many = LISTED ? early_states + counts[s] : rows;
+    const int share = (many + DEPTH * gridDim.y - 1) / (DEPTH * gridDim.y) * DEPTH;
+    const int begin = blockIdx.y * share, end = min(many, begin + share);
+
+    if (p == 0 && blockIdx.y == 0) {
+        float total = 0.f;
+        for (int b = threadIdx.x; b < batch; b += THREADS) total += residuals[s * batch + b];
+        for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
+        __shared__ float each[THREADS / 32];
+        if (threadIdx.x % 32 == 0) each[threadIdx.x / 32] = total;
+        __syncthreads();
+        if (threadIdx.x == 0) to_log_z[s] = (float)(2 * z_scale / batch) * (each[0] + each[1] + each[2] + each[3]);
+    }
+    if (gridDim.y > 1 && begin >= end) return;
+
+    const i64 at = (i64)s * rows;
+    list += (i64)s * (rows - early_states);
+    constexpr int ACROSS = TILES(H), OUTPUTS = TILES(OUT);
+    if (p < ACROSS * ACROSS)
+        block<false, H, H, H, H>(to_second + s * H * H, to_second_bias + s * H, sums + at * H, to_hidden + at * H, early, path, list, s, p / ACROSS,
+                                 p % ACROSS, begin, end, seeds, batch, early_steps, early_states);
+    else if (p < ACROSS * (ACROSS + OUTPUTS))
+        block<false, H, H, OUT, COLUMNS>(to_head + (i64)s * H * OUT, to_head_bias + s * OUT, hiddens + at * H, slopes + at * COLUMNS, early, path,
+                                         list, s, (p - ACROSS * ACROSS) / OUTPUTS, (p - ACROSS * ACROSS) % OUTPUTS, begin, end, seeds, batch,
+                                         early_steps, early_states);
+    else
+        block<true, FEATURES, H, H, H>(to_first + (i64)s * FEATURES * H, to_first_bias + s * H, sums + at * H, to_sums + at * H, early, path, list,
+                                       s, (p - ACROSS * (ACROSS + OUTPUTS)) / ACROSS, (p - ACROSS * (ACROSS + OUTPUTS)) % ACROSS, begin, end,
+                                       seeds, batch, early_steps, early_states);
+}
