@@ -5,6 +5,7 @@
     PYTHONPATH=src python benchmarks/stochastic_results.py --merge a.json b.json --out benchmarks/results/stochastic_gpu.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --seconds 300 --seeds 1 --rows db --out benchmarks/results/stochastic_cpu.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --seconds 60 --rows grid --out benchmarks/results/stochastic_grid.json
+    PYTHONPATH=src python benchmarks/stochastic_results.py --device cuda --seconds 9.9 --rows flow-kl,db --sticks 0.25 --out benchmarks/results/stochastic_ten_seconds.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --render > docs/results.md
 
 Every row trains its seeds stacked for the given seconds and is measured by the exact law of its averaged weights. The seconds are all
@@ -284,6 +285,7 @@ def main() -> None:
     a.add_argument("--seconds", type=float, default=28.0)
     a.add_argument("--seeds", type=int, default=5)
     a.add_argument("--rows", default=",".join(groups()), help="groups of rows, separated by commas: " + ", ".join(groups()))
+    a.add_argument("--sticks", type=float, nargs="+", default=list(STICKS), help="only the rows of these noises")
     a.add_argument("--merge", type=Path, nargs="+", help="join the rows of these files into --out and measure nothing; a later file wins")
     a.add_argument("--out", type=Path, default=HERE / "results" / "stochastic_gpu.json")
     a.add_argument("--render", action="store_true", help="print docs/results.md and measure nothing")
@@ -299,7 +301,8 @@ def main() -> None:
     elif given.digest:
         print(source_digest())
     else:
-        measure(given.device, given.seconds, given.seeds, given.out, wanted(given.rows))
+        rows = [row for row in wanted(given.rows) if row["stick"] in given.sticks]
+        measure(given.device, given.seconds, given.seeds, given.out, rows)
 
 
 if __name__ == "__main__":

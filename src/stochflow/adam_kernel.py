@@ -52,8 +52,8 @@ def _squares(parts, count, gradient, summed, BLOCK: tl.constexpr):
 
 @triton.jit
 def _update(
-    values, gradient, mean, square, average, follower, norms,  # changed in place; norms [S] are written
-    parts, count, summed, updated, step, num_parts, clip, rate, tau, decay, recent, follow,
+    values, mean, square, average, follower, norms,  # changed in place; norms [S] are written
+    gradient, parts, count, summed, updated, step, num_parts, clip, rate, tau, decay, recent, follow,
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr, FOLLOWS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     p = tl.program_id(0)
@@ -78,7 +78,6 @@ def _update(
     v = BETA2 * tl.load(square + i, mask=inside, other=0.0) + (1 - BETA2) * g * g
     x = tl.load(values + i, mask=inside, other=0.0) - whole * m / (tl.sqrt(v) / root + EPS)
     a = tl.load(average + i, mask=inside, other=0.0)
-    tl.store(gradient + i, g, mask=inside)
     tl.store(mean + i, m, mask=inside)
     tl.store(square + i, v, mask=inside)
     tl.store(values + i, x, mask=inside)
@@ -120,13 +119,13 @@ def update(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> None:
-    """One step of everything, in place: each seed's gradient is scaled to a norm of at most `clip`, Adam's rate is lr / (1 + step / tau)^decay,
+    """One step of everything, in place but for the gradient: each seed's gradient is scaled to a norm of at most `clip`, Adam's rate is lr / (1 + step / tau)^decay,
     the average takes 1 / (1 + step / recent) of the new values, the follower `follow` of them. `norms` [S] are those before clipping."""
     many = len(where.summed)
     parts = gradient.new_empty(many)
     _squares[(many,)](parts, count, gradient, where.summed, BLOCK=BLOCK, num_warps=4)
     _update[(len(where.updated),)](
-        values, gradient, moments[0], moments[1], average, follower, norms,
-        parts, count, where.summed, where.updated, step, many, clip, lr, tau, decay, recent, follow,
+        values, moments[0], moments[1], average, follower, norms,
+        gradient, parts, count, where.summed, where.updated, step, many, clip, lr, tau, decay, recent, follow,
         BETA1=beta1, BETA2=beta2, EPS=eps, FOLLOWS=follower is not None, PARTS=triton.next_power_of_2(many), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

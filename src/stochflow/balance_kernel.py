@@ -33,7 +33,7 @@ MOST_BATCH = 8192
 MOST_OUTPUTS = 1 << 14  # of one trajectory: they are in registers together
 TILE, CHUNK = 32, 32
 FEW_STATES, MANY_STATES = 264, 2048  # whose blocks are smaller, to spread over the chip, or larger
-PROGRAMS, SHARE = 528, 32  # of `weights` all together, and the states of one at least
+PROGRAMS, SHARE = 528, 32  # blocks of threads, all together, and the states of one of `weights` at least
 BLOCK, BLOCK_BYTES = 64, 3 * 2 * 32 * 72 * 4  # TILE in weights.cu, and its shared memory
 MANY_FEATURES = 128  # of strings: above, the letters of each trajectory are added one by one
 
@@ -147,8 +147,7 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
         and rollout_kernel.traced_rows(policy, steps, batch) <= min(MOST_STATES, 2**30 // widest)
         and (steps + 1) * batch <= 2**30 // widest
         and triton.next_power_of_2(steps) * rollout_kernel.columns(policy) <= MOST_OUTPUTS
-        and _compiled("weights", policy) is not None
-        and (not _by_letters(policy) or _compiled("letters", policy) is not None)
+        and _weights(policy) is not None
     )
 
 
@@ -197,7 +196,7 @@ def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_rew
     parts = min(triton.cdiv(rows, SHARE), max(1, PROGRAMS // (blocks * seeds)))
     if parts > 1 or letters:
         flat.values.grad.zero_()
-    _compiled("weights", policy)(
+    _weights(policy)(
         (blocks, parts, seeds),
         (4 * 32, 1, 1),
         [
@@ -208,22 +207,29 @@ def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_rew
     )  # fmt: skip
     if letters:
         of_letters = [*layers[:2], traj.states[-1], reached, to_layers[1], batch, rows]
-        _compiled("letters", policy)((min(batch, PROGRAMS), seeds, 1), (hidden, 1, 1), of_letters, 0)
+        _compiled("letters", policy, 0, **_world(policy))((min(batch, PROGRAMS), seeds, 1), (hidden, 1, 1), of_letters, 0)
     return residuals
 
 
-def _compiled(kernel: str, policy: Any) -> Any:
+def _compiled(kernel: str, policy: Any, shared: int, **defines: int) -> Any:
     """A kernel of CUDA C++ for this environment and network; None where it cannot be had."""
-    env: Any = policy.env
-    string = isinstance(env, Strings)
-    defines = {
-        "H": policy.trunk.width, "OUT": policy.head.weight.shape[2], "COLUMNS": rollout_kernel.columns(policy), "D": env.state_dim,
-        "SIZE": env.tokens if string else env.side, "FEATURES": policy.trunk.layers[0].weight.shape[1], "LISTED": int(_listed(env)),
-    }  # fmt: skip
+    defines |= {"H": policy.trunk.width, "LISTED": int(_listed(policy.env))}
     device = policy.device
     with torch.cuda.device(device):
-        shared, chip = BLOCK_BYTES if kernel == "weights" else 0, torch.cuda.get_device_capability(device)
-        return cuda_source.compiled(f"{kernel}.cu", kernel, tuple(defines.items()), shared, chip, device.index)
+        chip = torch.cuda.get_device_capability(device)
+        return cuda_source.compiled(("tensor_cores.cuh", f"{kernel}.cu"), kernel, tuple(defines.items()), shared, chip, device.index)
+
+
+def _world(policy: Any) -> dict[str, int]:
+    """What the sums over states know of states."""
+    env: Any = policy.env
+    size = env.tokens if isinstance(env, Strings) else env.side
+    return {"D": env.state_dim, "SIZE": size, "FEATURES": policy.trunk.layers[0].weight.shape[1]}
+
+
+def _weights(policy: Any) -> Any:
+    sizes = {"OUT": policy.head.weight.shape[2], "COLUMNS": rollout_kernel.columns(policy)}
+    return _compiled("weights", policy, BLOCK_BYTES, **sizes, **_world(policy))
 
 
 def _by_letters(policy: Any) -> bool:

@@ -10,14 +10,14 @@ from typing import Any
 
 @cache
 def compiled(
-    file: str, kernel: str, defines: tuple[tuple[str, int], ...], shared: int, capability: tuple[int, int], device: int | None
+    names: tuple[str, ...], kernel: str, defines: tuple[tuple[str, int], ...], shared: int, capability: tuple[int, int], device: int | None
 ) -> Any:
-    """A kernel of a file of this package, for the current device, to be called with grid, block and arguments; None where it cannot be had."""
+    """A kernel of these files of this package, for the current device, to be called with grid, block and arguments; None where it cannot be had."""
     try:
         from torch.cuda._utils import _cuda_load_module, _get_nvrtc_library
 
-        source = "".join(f"#define {name} ({value})\n" for name, value in defines) + files("stochflow").joinpath(file).read_text()
-        made: Any = _cuda_load_module(_compile(_get_nvrtc_library(), source, capability), [kernel])
+        texts = [f"#define {name} ({value})\n" for name, value in defines] + [files("stochflow").joinpath(name).read_text() for name in names]
+        made: Any = _cuda_load_module(_compile(_get_nvrtc_library(), "".join(texts), capability), [kernel])
         made[kernel].set_shared_memory_config(shared)
         return made[kernel]
     except (ImportError, OSError, AttributeError, RuntimeError):

@@ -4,8 +4,6 @@
 // A thread a hidden unit; a block of threads takes every gridDim.x-th trajectory. Defined by the host (balance_kernel.py): H hidden units, D
 // places of SIZE letters each, FEATURES of them together.
 
-typedef long long i64;
-
 extern "C" __global__ void __launch_bounds__(H) letters(
     float* to_first, float* to_first_bias,
     const i64* last, const int* reached,  // [S, B, D] the finished strings, [S, B] how many states each was in

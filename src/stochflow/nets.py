@@ -289,10 +289,12 @@ class Early(NamedTuple):
 
     steps: int
     states: Tensor  # [n, D]
+    features: Tensor | None = None  # of the states, where they are kept
 
 
 MOST_SHARED = 4  # states a trajectory of the batch: it may end long before its last step, and then costs a GPU nothing more
-LEAST_SAVED = {"cuda": 2048, "cpu": 64}  # rows of a pass: looking states up costs a few operators
+MOST_KEPT = 1 << 22  # numbers
+LEAST_SAVED = {"cuda": 4096, "cpu": 64}  # rows of a pass: looking states up costs a few operators
 
 
 def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | None:
@@ -311,7 +313,9 @@ def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | No
     states = env.early_states(best)
     if not (torch.equal(env.index(states), torch.arange(len(states))) and torch.equal(states[0], env.initial((1,))[0])):
         return None  # someone's own order of states
-    return Early(best, states.to(device))
+    states = states.to(device)
+    features = env.features(states) if device.type != "cpu" else None
+    return Early(best, states, features if features is not None and features.numel() <= MOST_KEPT else None)
 
 
 BLOCK = 64  # rows of a block of distinct states, times whatever keeps blocks to sixteen a batch

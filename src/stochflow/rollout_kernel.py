@@ -24,7 +24,8 @@ WIDTHS = (16, 32, 64, 128, 256)  # of hidden layers and of the look-up table
 SMALL_HEAD = 32  # outputs whose weights are in shared memory
 MOST_MOVES = 256
 MOST_ROWS = 8  # trajectories a block
-HELD, HELD_BESIDE = 11, 10  # groups of four inputs whose weights of the second layer are in registers; the same beside a large head
+HELD = {1: 11, 2: 11, 4: 11, 8: 10}  # groups of four inputs whose weights of the second layer are in registers, by trajectories a block
+HELD_BESIDE = {1: 8, 2: 8, 4: 10, 8: 10}  # the same beside a large head
 
 
 class Trace(NamedTuple):
@@ -114,37 +115,46 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     string = isinstance(env, Strings)
     threads, width = _threads(hidden), 0 if table is None else table.shape[2]
     outputs, kept = policy.head.weight.shape[2], columns(policy)
+    small, slips = outputs <= SMALL_HEAD, isinstance(channel, Slip) and channel.alpha > 0
     steps = horizon + (trace and not env.tree)  # a walk needs nothing of the last state, but who learns a way back does
     early = policy.early(steps, batch)
     known_steps, known_states = (0, 0) if early is None else (early.steps, len(early.states))
-    network = known_steps < steps
-    rows = _rows(seeds * batch, threads) if network else threads // 32
     units = min(4, hidden * hidden // threads // 4)
-    small, fours = outputs <= SMALL_HEAD, hidden * hidden // threads // units // 4
-    held = min(fours, HELD if small else HELD_BESIDE)
-    slips = isinstance(channel, Slip) and channel.alpha > 0
-    defines = {
-        "H": hidden, "T": horizon, "STEPS": steps, "TRACE": trace, "STRING": string, "D": wide, "SIZE": env.tokens if string else env.side,
-        "LEAST": (env.min_length or 0) if string else 0, "STOP": -1 if env.stop is None else env.stop, "M": env.num_moves,
-        "OUT": outputs, "COLUMNS": kept, "W": width, "EXPLORES": explore is not None,
-        "SLIPS": slips, "ROWS": rows, "THREADS": threads, "FEATURES": features,
-        "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": kept if trace else outputs, "UNITS": units, "HELD": held,
-    }  # fmt: skip
+    fours = hidden * hidden // threads // units // 4
     properties: Any = torch.cuda.get_device_properties(device)
     most = getattr(properties, "shared_memory_per_block_optin", 0) // 4  # not every PyTorch and not every chip says
-    shared = rows * (2 * hidden + width + (5 if slips else 3) * kept + wide + 6) + kept
-    shared += outputs * (hidden + width) if network and small else 0 if small else rows * 2 * threads
-    wanted = {"REST_SHARED": (fours - held) * 4 * threads * units, "FIRST_SHARED": features * hidden}
-    for name, more in wanted.items():  # what has no room is read from the cache at every step
-        defines[name] = network and shared + more <= most
-        shared += more if defines[name] else 0
-    defines["HEAD_KEPT"] = 0 if small or not network else min(hidden * kept // threads // 2, (most - shared) // (8 * threads) * 4)
-    shared += defines["HEAD_KEPT"] * 2 * threads
-    if shared > most or two.weight.data_ptr() % 16 or one.weight.data_ptr() % 16:
-        return None
-    settings = tuple((name, int(value)) for name, value in defines.items())
-    kernel = cuda_source.compiled("walk.cu", "walk", settings, 4 * shared, torch.cuda.get_device_capability(device), device.index)
-    if kernel is None:
+    common = {
+        "H": hidden, "T": horizon, "TRACE": trace, "STRING": string, "D": wide, "SIZE": env.tokens if string else env.side,
+        "LEAST": (env.min_length or 0) if string else 0, "STOP": -1 if env.stop is None else env.stop, "M": env.num_moves,
+        "OUT": outputs, "COLUMNS": kept, "W": width, "EXPLORES": explore is not None, "SLIPS": slips, "THREADS": threads,
+        "FEATURES": features, "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": kept if trace else outputs,
+        "UNITS": units,
+    }  # fmt: skip
+
+    def launch(begin: int, end: int, network: bool) -> Any:
+        """A kernel, its blocks a seed and its shared memory, for these steps; None where it cannot be had."""
+        rows = _rows(seeds * batch, threads) if network else threads // 32
+        held = min(fours, (HELD if small else HELD_BESIDE)[rows])
+        shared = rows * (2 * hidden + 16 + width + (5 if slips else 3) * kept + wide + 6) + kept
+        shared += outputs * (hidden + width) if network and small else 0 if small else rows * 2 * threads
+        room = {}
+        wanted = {"REST_SHARED": (fours - held) * 4 * threads * units, "FIRST_SHARED": features * hidden}
+        for name, more in wanted.items():  # what has no room is read from the cache at every step
+            room[name] = int(network and shared + more <= most)
+            shared += more * room[name]
+        room["HEAD_KEPT"] = 0 if small or not network else min(hidden * kept // threads // 2, (most - shared) // (8 * threads) * 4)
+        shared += room["HEAD_KEPT"] * 2 * threads
+        if shared > most:
+            return None
+        defines = common | room | {"BEGIN": begin, "END": end, "NETWORK": network, "ROWS": rows, "HELD": held, "HANDS_ON": end < steps}
+        settings = tuple((name, int(value)) for name, value in defines.items())
+        kernel = cuda_source.compiled(("tensor_cores.cuh", "walk.cu"), "walk", settings, 4 * shared, torch.cuda.get_device_capability(device), device.index)
+        together = properties.multi_processor_count * (256 // hidden if network else 8)
+        return None if kernel is None else (kernel, _blocks(-(-batch // rows), seeds, together), 4 * shared)
+
+    parts = [(0, known_steps, False), (known_steps, steps, True)]
+    launches = [launch(*part) for part in parts if part[0] < part[1]]
+    if None in launches or two.weight.data_ptr() % 16 or one.weight.data_ptr() % 16:
         return None
     states = torch.empty(horizon + 1, seeds, batch, wide, dtype=torch.long, device=device)
     actions, moves = torch.empty(2, horizon, seeds, batch, dtype=torch.long, device=device)
@@ -155,17 +165,14 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     key = torch.randint(2**31 - 1, (1,), device=device)
     start, tau, chance = explore if isinstance(explore, Fading) else (0.0, 0.0, explore)
     chance = key if chance is None else torch.as_tensor(chance, dtype=torch.float64, device=device)
-    kernel(
-        (_blocks(-(-batch // rows), seeds, properties.multi_processor_count * (256 // hidden)), seeds, 1),
-        (threads, 1, 1),
-        [
-            states, actions, moves, alive, record.sums, record.hidden, record.outs, record.numbers, record.finals,
-            one.weight, one.bias, two.weight, two.bias, policy.head.weight, policy.head.bias, one.bias if table is None else table, given,
-            key, chance, start, tau, float(getattr(channel, "alpha", 0.0)),
-            seeds, batch, 0 if table is None else table.shape[1], room if trace else known_states, room,
-        ],
-        4 * shared,
-    )  # fmt: skip
+    arguments = [
+        states, actions, moves, alive, record.sums, record.hidden, record.outs, record.numbers, record.finals,
+        one.weight, one.bias, two.weight, two.bias, policy.head.weight, policy.head.bias, one.bias if table is None else table, given,
+        key, chance, start, tau, float(getattr(channel, "alpha", 0.0)),
+        seeds, batch, 0 if table is None else table.shape[1], room if trace else known_states, room,
+    ]  # fmt: skip
+    for kernel, blocks, shared in launches:
+        kernel((blocks, seeds, 1), (threads, 1, 1), arguments, shared)
     return Trajectories(states, actions, moves, alive, nothing((seeds, batch), device), always((seeds, batch), device)), record
 
 
@@ -175,12 +182,11 @@ def _record(policy: Any, early: Early | None, room: int, kept: int, steps: int, 
     layers, outs = torch.empty(2, seeds, room, hidden, device=device), torch.empty(seeds, room, kept, device=device)
     numbers = torch.empty(steps, seeds, batch, dtype=torch.int32, device=device)
     if early is not None:
-        many = len(early.states)
-        one, two = policy.trunk.layers
-        sums = one(policy.env.features(early.states).expand(seeds, -1, -1))
-        after = torch.relu(two(torch.relu(sums)))
-        made = policy.head(after)
-        layers[0, :, :many], layers[1, :, :many] = sums, after
-        outs[:, :many, : made.shape[2]] = made[..., :kept]
+        (one, two), head, many = policy.trunk.layers, policy.head, len(early.states)
+        first, second, made = layers[0, :, :many], layers[1, :, :many], outs[:, :many, : head.weight.shape[2]]
+        flags = policy.env.features(early.states) if early.features is None else early.features
+        torch.baddbmm(one.bias, flags.expand(seeds, -1, -1), one.weight, out=first)
+        torch.baddbmm(two.bias, torch.relu(first), two.weight, out=second).relu_()
+        torch.baddbmm(head.bias[..., :kept], second, head.weight[..., :kept], out=made)
     finals = torch.empty(seeds, batch, dtype=torch.long, device=device)
     return Trace(layers[0], layers[1], outs, numbers, early, finals)

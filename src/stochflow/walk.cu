@@ -6,11 +6,14 @@
 // A move changes one or two one-hot features, so the first layer is a row added and a row taken away.
 // One warp a trajectory draws the action, slips, and takes the step.
 //
-// Defined by the host (rollout_kernel.py): H hidden units, T steps at most, STEPS states to look at, TRACE, STRING (else a grid), D columns
+// Where the first EARLY steps meet few states, of which the network was asked before, they are a launch of their own, without NETWORK: it
+// looks outputs up, EARLY_WIDTH numbers each of EARLY_STATES states. The next launch goes on at step BEGIN, of strings.
+//
+// Defined by the host (rollout_kernel.py): H hidden units, T steps at most, BEGIN and END states to look at, TRACE, STRING (else a grid), D columns
 // of a state, SIZE of the alphabet or the grid's side, LEAST letters before STOP (-1: none), M moves, OUT outputs of which COLUMNS are
 // kept, W width of a look-up table (0: none), EXPLORES, SLIPS, ROWS, THREADS, UNITS, FEATURES, REST_SHARED and FIRST_SHARED (what there is room
-// for), HELD groups of four inputs whose weights are in registers, HEAD_KEPT inputs a thread whose weights of a large head are in shared memory;
-// EARLY steps meet only EARLY_STATES states, whose outputs are given, EARLY_WIDTH numbers each: there the network is not asked.
+// for), HELD groups of four inputs whose weights are in registers, HEAD_KEPT inputs a thread whose weights of a large head are in shared
+// memory, HANDS_ON (another launch follows).
 //
 // With TRACE, what the network makes of every state that is reached stays in sums (the first layer before its rectifier), hiddens (the
 // second after it) and outs. Rows come in the order of steps, after those of the early states, whose numbers are noted instead.
@@ -19,10 +22,11 @@
 #define SHARES (THREADS * UNITS / H)  // threads that share their units
 #define SPAN (H / SHARES)
 #define FOURS (SPAN / 4)  // a thread's inputs are four in a row, then four of the next SHARES * 4, and so on
-#define NETWORK (EARLY < STEPS)
 #define REST (NETWORK && FOURS > HELD ? FOURS - HELD : 0)  // fours whose weights are not in registers
 #define CHUNK (ROWS < 4 ? ROWS : 4)  // trajectories at a time
 #define LEFT (CHUNK * UNITS > SHARES ? CHUNK * UNITS / SHARES : 1)  // sums that a thread ends up with
+#define TENSOR (ROWS == 8 && UNITS == 4 && SHARES == 4)  // by tensor cores: a warp's units by eight trajectories
+#define WIDE (H + (TENSOR ? 16 : 0))  // of a row of the first layer in shared memory: a warp's reads meet no bank twice
 #define OWNERS (THREADS / H)  // threads that own a unit of the first layer, each for some of the trajectories
 #define OWNED ((ROWS + OWNERS - 1) / OWNERS)
 #define SMALL_HEAD (OUT <= 32)
@@ -31,9 +35,6 @@
 // of a large head a thread owns two outputs, and shares them with others
 #define HEAD_SHARES (2 * THREADS / COLUMNS)
 #define HEAD_SPAN (H / HEAD_SHARES)
-
-typedef long long i64;
-typedef unsigned int u32;
 
 // Four random words of a place (Philox 4x32, ten rounds).
 __device__ __forceinline__ uint4 words(u32 a, u32 b, u32 c, u32 key) {
@@ -48,12 +49,6 @@ __device__ __forceinline__ uint4 words(u32 a, u32 b, u32 c, u32 key) {
         k1 += 0xBB67AE85u;
     }
     return x;
-}
-
-// BYTES to shared memory, without waiting for them.
-template <int BYTES>
-__device__ __forceinline__ void ahead(float* to, const float* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES));
 }
 
 __device__ __forceinline__ float uniform(u32 word) { return (word >> 9) * 0x1p-23f + 0x1p-24f; }  // inside (0, 1)
@@ -99,7 +94,7 @@ __device__ __forceinline__ int gathered(int lane) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
     i64* states, i64* actions, i64* moves, signed char* alives,       // [T+1, S, B, D], [T, S, B]
     float* sums, float* hiddens, float* outs,                         // with TRACE: [S, kept, H] twice, [S, kept, COLUMNS]
-    int* numbers, i64* finals,                                        // with TRACE: [EARLY, S, B]; always: [S, B] of the last states
+    int* numbers, i64* finals,  // with TRACE: [EARLY, S, B]; always: [S, B] of the last states (handed on: ~ of those that have stopped)
     const float* first, const float* first_bias, const float* second, const float* second_bias, const float* head,
     const float* head_bias, const float* table, const float* early,   // [S, ...] each; early [S, early_rows, EARLY_WIDTH]
     const i64* seed, const double* step, double start, double tau, double alpha,  // explores by start / (1 + step / tau); tau 0: by `step`
@@ -108,8 +103,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
     Units* rest = (Units*)memory;                                               // [REST * 4, THREADS] of the second layer
     float* heads = memory + (REST_SHARED ? REST * 4 * THREADS * UNITS : 0);     // [OUT, H + W], or of a large head [HEAD_KEPT, 2, THREADS]
     float* firsts = heads + (!NETWORK ? 0 : SMALL_HEAD ? OUT * (H + W) : HEAD_KEPT * 2 * THREADS);  // [FEATURES, H]
-    float* x = firsts + (FIRST_SHARED ? FEATURES * H : 0);                      // [ROWS, H] the first layer
-    float* hidden = x + ROWS * H;                                               // [ROWS, H + W] the second, and the table's row
+    float* x = firsts + (FIRST_SHARED ? FEATURES * H : 0);                      // [ROWS, WIDE] the first layer
+    float* hidden = x + ROWS * WIDE;                                               // [ROWS, H + W] the second, and the table's row
     float* part = hidden + ROWS * (H + W);                                      // [ROWS, HEAD_SHARES, COLUMNS] of a large head
     float* logit = part + (SMALL_HEAD ? 0 : ROWS * HEAD_SHARES * COLUMNS);      // [ROWS, COLUMNS]
     float* biases = logit + ROWS * COLUMNS;                                     // [COLUMNS] of the head
@@ -131,15 +126,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
 
     // weights, once
 #define INPUT(four, i) (((four)*SHARES + share) * 4 + (i))
+#define WEIGHT(four, i)                                                                                    \
+    (four < FOURS - REST ? weight[four < FOURS - REST ? four * 4 + i : 0]                                  \
+     : REST_SHARED       ? rest[((four - HELD) * 4 + i) * THREADS + tid]                                   \
+                         : *(const Units*)(second + INPUT(four, i) * H))
     if (REST_SHARED)
 #pragma unroll
-        for (int i = 0; i < REST * 4; ++i) ahead<16>((float*)(rest + i * THREADS + tid), second + INPUT(HELD + i / 4, i % 4) * H);
+        for (int i = 0; i < REST * 4; ++i) ahead<16>((float*)(rest + i * THREADS + tid), second + INPUT(HELD + i / 4, i % 4) * H, true);
     if (FIRST_SHARED)
-        for (int i = tid; i < FEATURES * H / 4; i += THREADS) ahead<16>(firsts + i * 4, first + i * 4);
+        for (int i = tid; i < FEATURES * H / 4; i += THREADS) ahead<16>(firsts + i * 4, first + i * 4, true);
     if (!SMALL_HEAD)
         for (int i = 0; i < HEAD_KEPT * 2; ++i) {
             const int o = column + i % 2 * (COLUMNS / 2);
-            if (o < M) ahead<4>(heads + i * THREADS + tid, head + (head_share * HEAD_SPAN + i / 2) * OUT + o);
+            ahead<4>(heads + i * THREADS + tid, head + (head_share * HEAD_SPAN + i / 2) * OUT + (o < M ? o : 0), o < M);
         }
     Units weight[NETWORK && FOURS > REST ? (FOURS - REST) * 4 : 1];
 #pragma unroll
@@ -148,9 +147,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
         for (int i = tid; i < OUT * (H + W); i += THREADS) heads[i % OUT * (H + W) + i / OUT] = head[i];
     for (int o = tid; o < COLUMNS; o += THREADS) biases[o] = o < (SMALL_HEAD ? OUT : M) ? head_bias[s * OUT + o] : 0.f;
     const int place = gathered<CHUNK * UNITS, SHARES / 2>(lane);
-    float bias[LEFT];
+    float bias[TENSOR ? UNITS : LEFT];
 #pragma unroll
-    for (int i = 0; i < LEFT; ++i) bias[i] = second_bias[s * H + unit + (place + i) % UNITS];
+    for (int i = 0; i < (TENSOR ? UNITS : LEFT); ++i) bias[i] = second_bias[s * H + unit + (TENSOR ? i : (place + i) % UNITS)];
     float begun = 0.f;  // of the first layer at the first state
     if (NETWORK) {
         begun = first_bias[s * H + own];
@@ -163,28 +162,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
     asm volatile("cp.async.wait_all;");
 
     for (int from = blockIdx.x * ROWS; from < batch; from += gridDim.x * ROWS) {
+        // of the trajectory that this warp walks, if any
+        const int b = from + warp;
+        const bool walks = warp < ROWS && b < batch;
+        int length = BEGIN;
+        i64 number = !BEGIN || !walks ? 0 : finals[(i64)s * batch + b];
+        bool stopped = number < 0;
+        if (stopped) number = ~number;
+        if (warp < ROWS && lane == 0) {
+            feature[warp] = walks && !stopped ? 0 : -1;
+            entry[warp] = (int)(number < table_rows ? number : table_rows - 1);
+        }
+        if (walks)
+            for (int d = lane; d < D; d += 32) {
+                i64* column = states + (((i64)BEGIN * seeds + s) * batch + b) * D + d;
+                if (!BEGIN) *column = STRING ? SIZE : 0;
+                state[warp * D + d] = (int)*column;
+            }
+        __syncthreads();
         float total[OWNED];  // of the first layer before its rectifier: trajectories owner, owner + OWNERS, ...
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {
             const int r = i * OWNERS + owner;
             total[i] = begun;
-            if (!NETWORK || r >= ROWS) continue;
-            x[r * H + own] = fmaxf(begun, 0.f);
-            if (TRACE && !EARLY && from + r < batch) sums[ROW(0, from + r) * H + own] = begun;
+            if (!NETWORK || r >= ROWS || feature[r] < 0) continue;
+#pragma unroll
+            for (int d = 0; d < BEGIN; ++d) total[i] += rows[(i64)(d * SIZE + state[r * D + d]) * H + own];
+            x[r * WIDE + own] = fmaxf(total[i], 0.f);
+            if (TRACE) sums[ROW(BEGIN, from + r) * H + own] = total[i];
         }
-        for (int i = tid; i < ROWS * W; i += THREADS) hidden[i / (W + !W) * (H + W) + H + i % (W + !W)] = table[i % (W + !W)];
-        // of the trajectory that this warp walks, if any
-        const int b = from + warp;
-        const bool walks = warp < ROWS && b < batch;
-        int length = 0;
-        i64 number = 0;
-        bool stopped = false;
-        if (warp < ROWS && lane == 0) feature[warp] = walks ? 0 : -1;
-        if (walks)
-            for (int d = lane; d < D; d += 32) {
-                state[warp * D + d] = STRING ? SIZE : 0;
-                states[((i64)s * batch + b) * D + d] = STRING ? SIZE : 0;
-            }
+        for (int i = tid; NETWORK && i < ROWS * W; i += THREADS) {
+            const int r = i / (W + !W), at = i % (W + !W);
+            if (feature[r] >= 0) hidden[r * (H + W) + H + at] = table[(i64)entry[r] * W + at];
+        }
         // Random numbers of step t do not wait for the network: where there are idle warps, they draw them while the others take step t - 1.
         auto draw = [&](int t, int r, int m) {
             const u32 at = s * batch + from + r;
@@ -205,13 +215,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                 for (int i = tid - 32 * ROWS; i >= 0 && i < ROWS * COLUMNS; i += THREADS - 32 * ROWS)
                     if (i % COLUMNS < M) draw(t, i / COLUMNS, i % COLUMNS);
         };
-        prepare(0);
+        prepare(BEGIN);
         __syncthreads();
 
-        int t = 0;
-        for (bool going = true; going && t < STEPS; ++t) {
-            if (t >= EARLY) {
+        int t = BEGIN;
+        for (bool going = true; going && t < END; ++t) {
+            if (NETWORK) {
                 // the second layer
+                if constexpr (TENSOR) {
+                    const int row = lane / 4;
+                    float whole[2][4] = {}, fine[2][2][4] = {};  // apart: products that wait for each other are slow
+#pragma unroll
+                    for (int four = 0; four < FOURS; ++four) {
+                        const float4 v = *(const float4*)(x + row * WIDE + INPUT(four, 0));
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            const Units w[2] = {WEIGHT(four, half * 2), WEIGHT(four, half * 2 + 1)};
+                            u32 b_lead[2], b_trail[2];
+                            split(half ? v.z : v.x, b_lead[0], b_trail[0]);
+                            split(half ? v.w : v.y, b_lead[1], b_trail[1]);
+#pragma unroll
+                            for (int pair = 0; pair < 2; ++pair) {  // of this thread's units
+                                u32 a_lead[4], a_trail[4];
+#pragma unroll
+                                for (int e = 0; e < 4; ++e) split(w[e / 2].of[pair * 2 + e % 2], a_lead[e], a_trail[e]);
+                                multiply(fine[half][pair], a_trail, b_lead);
+                                multiply(whole[pair], a_lead, b_lead);
+                                multiply(fine[half][pair], a_lead, b_trail);
+                            }
+                        }
+                    }
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const int r = lane % 4 * 2 + e;
+                        float made[4];
+#pragma unroll
+                        for (int u = 0; u < 4; ++u) {
+                            const int at = u % 2 * 2 + e;
+                            made[u] = fmaxf(whole[u / 2][at] + (fine[0][u / 2][at] + fine[1][u / 2][at]) + bias[u], 0.f);
+                        }
+                        const float4 all = make_float4(made[0], made[1], made[2], made[3]);
+                        *(float4*)(hidden + r * (H + W) + unit) = all;
+                        if (TRACE && feature[r] >= 0) *(float4*)(hiddens + ROW(t, from + r) * H + unit) = all;
+                    }
+                } else
 #pragma unroll 1
                 for (int c = 0; c < ROWS; c += CHUNK) {
                     bool on = false;
@@ -225,12 +272,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                     for (int four = 0; four < FOURS; ++four) {
                         float4 v[CHUNK];
 #pragma unroll
-                        for (int r = 0; r < CHUNK; ++r) v[r] = *(const float4*)(x + (c + r) * H + INPUT(four, 0));
+                        for (int r = 0; r < CHUNK; ++r) v[r] = *(const float4*)(x + (c + r) * WIDE + INPUT(four, 0));
 #pragma unroll
                         for (int i = 0; i < 4; ++i) {
-                            const Units w = four < FOURS - REST ? weight[four < FOURS - REST ? four * 4 + i : 0]
-                                            : REST_SHARED       ? rest[((four - HELD) * 4 + i) * THREADS + tid]
-                                                                : *(const Units*)(second + INPUT(four, i) * H);
+                            const Units w = WEIGHT(four, i);
 #pragma unroll
                             for (int r = 0; r < CHUNK; ++r)
 #pragma unroll
@@ -283,7 +328,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                             made[r][1] += v.x * right[0] + v.y * right[1] + v.z * right[2] + v.w * right[3];
                         }
                     };
-#pragma unroll 2
+                    constexpr int AT_ONCE = ROWS > 2 ? 2 : 4;
+#pragma unroll AT_ONCE
                     for (int h = HEAD_KEPT; h < HEAD_SPAN; h += 4) four(h, false);
 #pragma unroll 2
                     for (int h = 0; h < HEAD_KEPT; h += 4) four(h, true);
@@ -308,14 +354,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
             const i64 at = ((i64)t * seeds + s) * batch + b;
             bool goes = false, alive = false;
             int action = 0, move = 0;
-            if (walks && TRACE && t < EARLY && lane == 0) numbers[at] = (int)number;
+            if (walks && TRACE && !NETWORK && lane == 0) numbers[at] = (int)number;
             if (walks && t < T) {
                 const float* thrown = coins + (t % 2 * ROWS + warp) * 2;
                 const bool blind = EXPLORES && thrown[0] < chance;
                 float best = -3e38f, drawn = -3e38f;
                 int other = 0;
                 bool any = false;
-                const float* given = t < EARLY ? early + ((i64)s * early_rows + number) * EARLY_WIDTH : logit + warp * COLUMNS;
+                const float* given = !NETWORK ? early + ((i64)s * early_rows + number) * EARLY_WIDTH : logit + warp * COLUMNS;
                 for (int m = lane; m < M; m += 32) {
                     const int to = (t % 2 * ROWS + warp) * COLUMNS + m;
                     const bool legal = STRING ? m < SIZE && length < D : m < D && state[warp * D + m] < SIZE - 1;
@@ -353,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
 
             // what is to be known of it, and the features that it changes
             if (walks) {
-                if (TRACE && t >= EARLY)
+                if (TRACE && NETWORK)
                     for (int o = lane; o < COLUMNS; o += 32)
                         outs[ROW(t, b) * COLUMNS + o] = o < (SMALL_HEAD ? OUT : M) ? logit[warp * COLUMNS + o] : 0.f;
                 if (t < T) {
@@ -365,14 +411,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                     for (int d = lane; d < D; d += 32) states[(at + (i64)seeds * batch) * D + d] = state[warp * D + d];
                 }
             }
-            if (NETWORK && going && t + 1 < STEPS) {
+            if (NETWORK && going && t + 1 < END) {
 #pragma unroll
                 for (int i = 0; i < OWNED; ++i) {
                     const int r = i * OWNERS + owner, f = r < ROWS ? feature[r] : -1;
                     if (f < 0) continue;
                     total[i] += rows[(i64)f * H + own] - (STRING ? 0.f : rows[(i64)(f - 1) * H + own]);
-                    x[r * H + own] = fmaxf(total[i], 0.f);
-                    if (TRACE && t + 1 >= EARLY) sums[ROW(t + 1, from + r) * H + own] = total[i];
+                    x[r * WIDE + own] = fmaxf(total[i], 0.f);
+                    if (TRACE) sums[ROW(t + 1, from + r) * H + own] = total[i];
                 }
                 for (int i = tid; i < ROWS * W; i += THREADS) {
                     const int r = i / (W + !W), at = i % (W + !W);
@@ -382,11 +428,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
             __syncthreads();
         }
 
-        if (walks && lane == 0) finals[(i64)s * batch + b] = number;
+        if (walks && lane == 0) finals[(i64)s * batch + b] = HANDS_ON && stopped ? ~number : number;
         if (walks)  // all have finished: nothing more happens
-            for (; t < STEPS; ++t) {
+            for (; t < END; ++t) {
                 const i64 at = ((i64)t * seeds + s) * batch + b;
-                if (TRACE && lane == 0 && t < EARLY) numbers[at] = (int)number;
+                if (TRACE && lane == 0 && !NETWORK) numbers[at] = (int)number;
                 if (t < T) {
                     if (lane == 0) {
                         actions[at] = moves[at] = STOP < 0 ? 0 : STOP;

@@ -14,26 +14,6 @@
 #define STRIDE (TILE + 8)  // of a row in shared memory: a warp's reads meet no bank twice
 #define TILES(n) (((n) + TILE - 1) / TILE)
 
-typedef long long i64;
-typedef unsigned int u32;
-
-// Sixteen bytes to shared memory, without waiting for them; or zeros.
-__device__ __forceinline__ void ahead(float* to, const float* from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0));
-}
-
-__device__ __forceinline__ void multiply(float* sum, const u32* a, const u32* b) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// TF32 has eleven significant bits; what it leaves out is a number of its own.
-__device__ __forceinline__ void split(float value, u32& leading, u32& trailing) {
-    leading = __float_as_uint(value) & 0xffffe000u;
-    trailing = __float_as_uint(value - __uint_as_float(leading)) & 0xffffe000u;
-}
-
 __device__ __forceinline__ void put(float* to, float value) {
     if (gridDim.y > 1)
         atomicAdd(to, value);
@@ -67,8 +47,8 @@ __device__ __forceinline__ void block(float* to_weight, float* to_bias, const fl
             const i64 at = next[q] < 0 ? 0 : next[q];
             const int m = row * TILE + n4, n = column * TILE + n4;
             const bool there = next[q] >= 0 && n < GIVEN;
-            if (!FLAGS) ahead(a + (k4 + 8 * q) * STRIDE + n4, inputs + at * WIDTH + (m < WIDTH ? m : 0), next[q] >= 0 && m < WIDTH);
-            ahead(b + (k4 + 8 * q) * STRIDE + n4, slopes + at * GIVEN + (there ? n : 0), there);
+            if (!FLAGS) ahead<16>(a + (k4 + 8 * q) * STRIDE + n4, inputs + at * WIDTH + (m < WIDTH ? m : 0), next[q] >= 0 && m < WIDTH);
+            ahead<16>(b + (k4 + 8 * q) * STRIDE + n4, slopes + at * GIVEN + (there ? n : 0), there);
         }
         if (FLAGS) {
             const int late = flagged - early_states;
