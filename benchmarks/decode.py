@@ -23,7 +23,7 @@ from common import header, write
 from torch.profiler import ProfilerActivity, profile
 
 from stochflow import nets, transformer
-from stochflow.capture import Captured, warm_up
+from stochflow.capture import WARM_UP, Captured, aside
 from stochflow.channels import Exact
 from stochflow.envs import Strings
 from stochflow.nets import Policy
@@ -88,7 +88,7 @@ def operations(net: Transformer, moves: int, length: int, cached: bool) -> int:
 def seconds(fn: Callable[[], Any], device: str, rounds: int) -> float:
     """The quickest of a few rounds."""
     if device == "cuda":
-        warm_up(fn, torch.device(device))
+        aside(fn, torch.device(device), WARM_UP)
         recorded = Captured(fn)
         recorded.record()
         fn = recorded

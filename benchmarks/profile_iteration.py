@@ -87,12 +87,12 @@ def main() -> None:
     torch.set_num_threads(1)
     variants = [(False, False), (True, False), (True, True)] if cuda else [(True, False)]
     rows = []
-    for name, settings in TASKS.items():
-        for kernel, compiled in variants:
+    for kernel, compiled in variants:
+        for name, settings in TASKS.items():
             row = {"task": name, "kernel": kernel and cuda, "compiled": compiled}
             rows.append(row | measure(make(settings, given.batch, given.device, kernel, compiled), cuda))
             print(rows[-1], flush=True)
-    write({**header(given.device, batch=given.batch, steps=STEPS), "rows": rows}, given.out)
+            write({**header(given.device, batch=given.batch, steps=STEPS), "rows": rows}, given.out)
 
 
 if __name__ == "__main__":

@@ -180,8 +180,13 @@ def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_rew
         M=env.num_moves, **world,
     )  # fmt: skip
     tile = min(hidden, TILE // 2 if seeds * rows <= FEW_STATES else TILE if seeds * rows <= MANY_STATES else 2 * TILE)
-    grid, how = (triton.cdiv(rows, tile), hidden // tile, seeds), {"H": hidden, "TILE": tile, "LISTED": listed, "num_warps": 4, "num_stages": 3}
-    head = policy.head.weight if outputs <= columns else policy.head.weight[..., :columns].contiguous()  # loads are wide where rows are even
+    grid, how = (
+        (triton.cdiv(rows, tile), hidden // tile, seeds),
+        {"H": hidden, "TILE": tile, "LISTED": listed, "num_warps": 4, "num_stages": 3},
+    )
+    head = (
+        policy.head.weight if outputs <= columns else policy.head.weight[..., :columns].contiguous()
+    )  # loads are wide where rows are even
     _back[grid](
         to_layers[0], slopes, hiddens, head, met, counts, rows, shared,
         OUT=head.shape[2], STRIDE=columns, K=columns, CHUNK=min(columns, CHUNK), **how,

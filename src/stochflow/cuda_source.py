@@ -16,7 +16,9 @@ def compiled(
     try:
         from torch.cuda._utils import _cuda_load_module, _get_nvrtc_library
 
-        texts = [f"#define {name} ({value})\n" for name, value in defines] + [files("stochflow").joinpath(name).read_text() for name in names]
+        texts = [f"#define {name} ({value})\n" for name, value in defines] + [
+            files("stochflow").joinpath(name).read_text() for name in names
+        ]
         made: Any = _cuda_load_module(_compile(_get_nvrtc_library(), "".join(texts), capability), [kernel])
         made[kernel].set_shared_memory_config(shared)
         return made[kernel]

@@ -69,7 +69,7 @@ class Table:
     def at(self, number: Tensor) -> Tensor:
         """The scores of states by their numbers, for whoever knows them already."""
         self.calls += number.numel()
-        return self._table(number.device)[number]
+        return self._table(number.device).take(number)
 
     def _table(self, device: torch.device) -> Tensor:
         if device not in self._moved:

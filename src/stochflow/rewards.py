@@ -33,7 +33,8 @@ class Power:
         return 1 + (self.beta - 1) * (1 - 1 / (1 + step / self.ramp))
 
     def __call__(self, score: Tensor, state: Tensor, step: Tensor | float | None = None) -> Tensor:
-        return self.exponent(step) * torch.log(score.clamp(min=self.floor))
+        exponent, log = self.exponent(step), torch.log(score.clamp(min=self.floor))
+        return log if isinstance(exponent, float | int) and exponent == 1 else exponent * log
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,9 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
             return None
         defines = common | room | {"BEGIN": begin, "END": end, "NETWORK": network, "ROWS": rows, "HELD": held, "HANDS_ON": end < steps}
         settings = tuple((name, int(value)) for name, value in defines.items())
-        kernel = cuda_source.compiled(("tensor_cores.cuh", "walk.cu"), "walk", settings, 4 * shared, torch.cuda.get_device_capability(device), device.index)
+        kernel = cuda_source.compiled(
+            ("tensor_cores.cuh", "walk.cu"), "walk", settings, 4 * shared, torch.cuda.get_device_capability(device), device.index
+        )
         together = properties.multi_processor_count * (256 // hidden if network else 8)
         return None if kernel is None else (kernel, _blocks(-(-batch // rows), seeds, together), 4 * shared)
 

@@ -339,7 +339,7 @@ def test_a_namespace_does_as_well_and_unknown_names_are_told_once(caplog):
     assert [r.getMessage() for r in caplog.records] == [
         "these settings are not used by any generator and are ignored: gen_output_coef, wandb"
     ]
-    assert float(gen.trainer.policy_flat.optimiser.param_groups[0]["lr"]) == pytest.approx(0.01)
+    assert gen.trainer.policy_flat.lr == pytest.approx(0.01)
     assert GeneratorArgs.of(None) == GeneratorArgs()
     assert GeneratorArgs.of({"gammas": [0.5, 1.0]}).gammas == (0.5, 1.0)
 
