@@ -19,7 +19,7 @@ def _same_draws():
 
 @pytest.fixture
 def assert_gradient_of_autograd():
-    """Of a trainer whose source keeps a trace: the gradient taken from it is that of the plain way, to `within` of its length."""
+    """Of a trainer whose source keeps a trace: the gradient taken from it is that of the plain way, to `within` of its length, as are loss and entropy."""
     import torch
 
     def check(trainer, within: float) -> None:
@@ -28,12 +28,13 @@ def assert_gradient_of_autograd():
         for slope in trainer.policy_flat.slopes.values():
             slope.fill_(torch.nan)
         trace = trainer.source.trace_of(traj)
-        residual = trainer._balance.gradient(trainer.task, trainer.policy, traj, trace, log_reward, trainer.policy_flat)
+        residual, entropy = trainer._balance.gradient(trainer.task, trainer.policy, traj, trace, log_reward, trainer.policy_flat, True)
         found = trainer.policy_flat.values.grad.clone()
-        loss, _ = trainer.judge(traj, False)
+        loss, figures = trainer.judge(traj, True)
         trainer.policy_flat.differentiate(loss)
         want = trainer.policy_flat.values.grad
         assert torch.allclose(residual.square().mean(1), loss, rtol=1e-4)
+        assert torch.allclose(entropy.sum(1) / traj.alive.sum((0, 2)), figures[4], rtol=1e-4)
         assert float((found - want).norm()) <= within * float(want.norm())
 
     return check

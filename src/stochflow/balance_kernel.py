@@ -40,8 +40,9 @@ MANY_FEATURES = 128  # of strings: above, the letters of each trajectory are add
 
 @triton.jit
 def _residuals(
-    slopes, residuals, reached, met, counts,  # out: [S, R, MP], what the loss says to each output; [S, B]; [S, B] states on the way;
-    # with LISTED [S, R - early_states] the late ones of all, in any order, and [S] how many they are
+    slopes, residuals, entropies, reached,  # out: [S, R, MP] what the loss says to each output; of each trajectory [S, B]: its residual, the
+    # entropy of its policy, summed over its steps, the number of its states
+    met, counts,  # out, with LISTED: [S, R - early_states] the late states of all, in any order, and [S] how many they are
     outs, numbers, states, moves, alives, log_rewards, log_z_unit,
     num_seeds, batch, rows, early_states, Z_SCALE: tl.constexpr, T: tl.constexpr, N: tl.constexpr, TP: tl.constexpr, EARLY: tl.constexpr,
     STRING: tl.constexpr, LEARNED: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, LEAST: tl.constexpr, STOP: tl.constexpr,
@@ -70,6 +71,7 @@ def _residuals(
     log_p = tl.sum(tl.where(m == move, x, 0.0), 1) - top - tl.log(total)
     slope = tl.where(alive[:, None], tl.where(m == move, 1.0, 0.0) - e / total[:, None], 0.0)
     residual = tl.sum(tl.where(alive, log_p, 0.0), 0)
+    tl.store(entropies + s * batch + b, tl.sum(tl.where(alive, tl.log(total) - tl.sum(e * (x - top[:, None]), 1) / total, 0.0), 0))
     known = alive
 
     if not STRING:  # a state of the grid has several parents: the probability of the one it came from
@@ -151,13 +153,16 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
     )
 
 
-def gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any) -> Tensor:
-    """The gradient of each seed's loss into the policy's `flat` parameters; the residuals [S, B]."""
+def gradient(
+    task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any, note: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The gradient of each seed's loss into the policy's `flat` parameters; of each trajectory the residual and the entropy of its policy,
+    summed over its steps [S, B], which costs nothing here and is therefore always given."""
     with torch.no_grad(), torch.cuda.device(policy.device):
         return _gradient(task, policy, traj, trace, log_reward, flat)
 
 
-def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any) -> Tensor:
+def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any) -> tuple[Tensor, Tensor]:
     env: Any = task.env
     sums, hiddens, outs, numbers, early, _ = trace
     (horizon, seeds, batch), (_, rows, hidden), columns = traj.alive.shape, sums.shape, outs.shape[2]
@@ -168,13 +173,14 @@ def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_rew
     world |= {"EARLY": 0 if early is None else early.steps, "MP": columns, "num_warps": 4}
     shared = 0 if early is None else len(early.states)
     slopes, to_layers = (torch.empty_like if early is None else torch.zeros_like)(outs), torch.empty(2, *sums.shape, device=sums.device)
-    residuals, reached = torch.empty_like(log_reward), torch.empty(seeds, batch, dtype=torch.int32, device=sums.device)
+    residuals, entropies = torch.empty(2, seeds, batch, device=sums.device)
+    reached = torch.empty(seeds, batch, dtype=torch.int32, device=sums.device)
     listed = _listed(env)
     met = torch.empty(seeds, rows - shared if listed else 0, dtype=torch.int32, device=sums.device)
     counts = torch.zeros(seeds, dtype=torch.int32, device=sums.device) if listed else met
     world["LISTED"] = listed
     _residuals[(seeds, batch)](
-        slopes, residuals, reached, met, counts, outs, numbers, traj.states, traj.moves, traj.alive.view(torch.int8), log_reward.contiguous(),
+        slopes, residuals, entropies, reached, met, counts, outs, numbers, traj.states, traj.moves, traj.alive.view(torch.int8), log_reward.contiguous(),
         policy.log_z_unit, seeds, batch, rows, shared, policy.LOG_Z_SCALE, horizon, steps, triton.next_power_of_2(steps),
         LEARNED=policy.sizes[1] > 0, LEAST=(env.min_length or 0) if string else 0, STOP=-1 if env.stop is None else env.stop,
         M=env.num_moves, **world,
@@ -213,7 +219,7 @@ def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_rew
     if letters:
         of_letters = [*layers[:2], traj.states[-1], reached, to_layers[1], batch, rows]
         _compiled("letters", policy, 0, **_world(policy))((min(batch, PROGRAMS), seeds, 1), (hidden, 1, 1), of_letters, 0)
-    return residuals
+    return residuals, entropies
 
 
 def _compiled(kernel: str, policy: Any, shared: int, **defines: int) -> Any:

@@ -42,20 +42,26 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
 
 
 @torch.no_grad()
-def gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any) -> Tensor:
-    """The gradient of each seed's loss into the policy's `flat` parameters; the residuals [S, B]."""
+def gradient(
+    task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any, note: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of each seed's loss into the policy's `flat` parameters; of each trajectory the residual and, to be noted, the entropy
+    of its policy, summed over its steps [S, B]."""
     steps, seeds, batch = trace.known.shape
     states, moves = traj.states.numpy(), traj.moves.numpy()
     alive = np.zeros((steps, seeds, batch), dtype=bool)
     alive[: len(traj.alive)] = traj.alive.numpy()[:steps]
     log_z = (policy.LOG_Z_SCALE * policy.log_z_unit).numpy()
-    residuals = np.empty((seeds, batch))
+    residuals, entropies = np.empty((2, seeds, batch))
     for s in range(seeds):
         t, b = np.nonzero(trace.known[:, s])
         here = states[t, s, b]
         row, outs = _rows(trace, s, t, b)
-        slope, residual = _residuals(task.env, policy, t, b, here, outs, alive[t, s, b], moves[:, s])
+        mask = _legal(task.env, t, here)
+        slope, residual = _residuals(task.env, policy, t, b, here, outs, mask, alive[t, s, b], moves[:, s])
         residuals[s] = residual + log_z[s] - log_reward[s].numpy()
+        if note:
+            entropies[s] = np.bincount(b, weights=_entropy(outs[:, : task.env.num_moves], mask) * alive[t, s, b], minlength=batch)
         slope *= (2 / batch * residuals[s])[b, None].astype(np.float32)
         late = t >= len(trace.numbers)
         layers = [x[t[late] - len(trace.numbers), s, b[late]] for x in trace.layers]
@@ -69,7 +75,7 @@ def gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_rewa
             here = np.concatenate([trace.early.states.numpy(), here[late]])
         _layers(task.env, policy, s, here, layers, torch.from_numpy(slope), flat.slopes)
         flat.slopes["log_z_unit"][s] = 2 * policy.LOG_Z_SCALE / batch * float(residuals[s].sum())
-    return torch.from_numpy(residuals).to(log_reward)
+    return torch.from_numpy(residuals).to(log_reward), torch.from_numpy(entropies).to(log_reward) if note else None
 
 
 def _rows(trace: Trace, s: int, t: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -85,16 +91,29 @@ def _rows(trace: Trace, s: int, t: np.ndarray, b: np.ndarray) -> tuple[np.ndarra
     return row, outs
 
 
+def _legal(env: Any, t: np.ndarray, here: np.ndarray) -> np.ndarray:
+    """[N, M]: what may be done in a state that was reached at step t."""
+    mask = np.ones((len(t), env.num_moves), dtype=bool)
+    if not isinstance(env, Strings):
+        mask[:, : env.state_dim] = here < env.side - 1
+    elif env.stop is not None:
+        mask[:, env.stop] = t >= env.min_length
+    return mask
+
+
 def _residuals(
-    env: Any, policy: Any, t: np.ndarray, b: np.ndarray, here: np.ndarray, outs: np.ndarray, alive: np.ndarray, moves: np.ndarray
+    env: Any,
+    policy: Any,
+    t: np.ndarray,
+    b: np.ndarray,
+    here: np.ndarray,
+    outs: np.ndarray,
+    mask: np.ndarray,
+    alive: np.ndarray,
+    moves: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a residual of 1 says to each output, and each trajectory's log p(moves) - log P_B(moves)."""
     batch, many, wide = moves.shape[1], env.num_moves, env.state_dim
-    mask = np.ones((len(t), many), dtype=bool)
-    if not isinstance(env, Strings):
-        mask[:, :wide] = here < env.side - 1
-    elif env.stop is not None:
-        mask[:, env.stop] = t >= env.min_length
     chosen = np.where(alive, moves[np.minimum(t, len(moves) - 1), b], 0)
     log_p, slope = _pick(outs[:, :many], mask, chosen, alive)
     total = np.bincount(b, weights=log_p, minlength=batch)
@@ -110,6 +129,15 @@ def _residuals(
         if learned:
             whole[:, many : many + wide] -= slope
     return whole, total
+
+
+def _entropy(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """[N] of the law over the allowed entries."""
+    x = np.where(mask, logits, np.float32(NEG))
+    x = x - x.max(1, keepdims=True)
+    e = np.exp(x)
+    total = e.sum(1)
+    return np.asarray(np.log(total) - (e * x).sum(1) / total)
 
 
 def _pick(logits: np.ndarray, mask: np.ndarray, index: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

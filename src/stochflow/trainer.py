@@ -99,16 +99,12 @@ class Trainer:
 
     def learn(self, traj: Trajectories, note: bool = True) -> None:
         """One step of policy and dynamics; `note`: also write down the figures of this iteration."""
-        trace = self.source.trace_of(traj)
-        loss, figures = self.raw_stats[0], list[Tensor]()  # what nobody reads
-        if trace is None or note:
-            with self._steady_dynamics(), torch.set_grad_enabled(trace is None):
+        if self.source.trace_of(traj) is None:
+            with self._steady_dynamics():
                 loss, figures = self._judge(self.source.mix(traj), note)
-        if trace is None:
             self.policy_flat.differentiate(loss)
-        else:  # always by the same way, so that a run does not depend on when somebody looked
-            log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
-            self._balance.gradient(self.task, self.policy, traj, trace, log_reward, self.policy_flat)
+        else:
+            loss, figures = self._judge_by_trace(traj, note)
         norm = self.policy_flat.update(self.step)
         dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
         if note:
@@ -125,11 +121,23 @@ class Trainer:
         loss, extra = self.objective.loss_and_stats(terms, world)
         if not note:
             return loss, []
-        length = batch.alive.sum(0).float()
         log_z = terms.log_flow[0] if terms.log_flow is not None else terms.log_z
-        entropy = terms.entropy.sum((0, 2)) / length.sum(1).clamp(min=1)
-        figures = [log_z.mean(1), batch.score.mean(1), terms.log_reward.mean(1), length.mean(1), entropy]
+        figures = _figures(batch, log_z, terms.log_reward, terms.entropy.sum((0, 2)))
         return loss, [x.detach() for x in (*figures, *[extra[name] for name in self.objective.reports])]
+
+    @torch.no_grad()
+    def _judge_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
+        """The same from what the rollout kept, with the gradient already taken."""
+        residual, entropy, log_reward = self._balance_by_trace(traj, note)
+        if not note:
+            return self.raw_stats[0], []  # which nobody reads
+        return residual.square().mean(1), _figures(traj, self.policy.log_z(None), log_reward, entropy.sum(1))
+
+    def _balance_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient; residuals, entropies (where asked) and log-rewards of the trajectories [S, B]."""
+        log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
+        trace = self.source.trace_of(traj)
+        return *self._balance.gradient(self.task, self.policy, traj, trace, log_reward, self.policy_flat, note), log_reward
 
     def iterate(self, note: bool = True) -> None:
         """One iteration; on a GPU, from the second on, a replay of its recording. Figures that nobody reads need no noting."""
@@ -149,8 +157,12 @@ class Trainer:
         """The first iteration, which also starts log Z at what its batch says."""
         traj = self.score(self.act())
         with torch.no_grad():
-            terms = evaluate(self.task, self.policy, self.dynamics, traj, self.step, frozenset({"log_move", "log_pb"}))
-            self.policy.start_log_z((terms.log_reward - (terms.log_move - terms.log_pb).sum(0)).mean(1))
+            if self.source.trace_of(traj) is None:
+                terms = evaluate(self.task, self.policy, self.dynamics, traj, self.step, frozenset({"log_move", "log_pb"}))
+                said = terms.log_reward - (terms.log_move - terms.log_pb).sum(0)
+            else:
+                said = self.policy.log_z(None) - self._balance_by_trace(traj, False)[0]
+            self.policy.start_log_z(said.mean(1))
         self.learn(traj)
 
     def _record(self, note: bool) -> list[Callable[[], object]]:
@@ -293,6 +305,12 @@ class Trainer:
         torch.set_rng_state(state["random.cpu"])
         if "random.cuda" in state and self.policy.device.type == "cuda":
             torch.cuda.set_rng_state(state["random.cuda"], self.policy.device)
+
+
+def _figures(batch: Trajectories, log_z: Tensor, log_reward: Tensor, entropy: Tensor) -> list[Tensor]:
+    """In the order of STATS from the fifth on; `entropy` [S] = the sum over all steps."""
+    length = batch.alive.sum(0).float()
+    return [log_z.mean(1), batch.score.mean(1), log_reward.mean(1), length.mean(1), entropy / length.sum(1).clamp(min=1)]
 
 
 @cache
