@@ -188,6 +188,18 @@ def profiled(after: Found) -> str:
     return lines(head, rows) + "\n\n" + where(after)
 
 
+def profiled_gpu(found: Found) -> str:
+    """Kernels and milliseconds an iteration, with torch's operators alone and with the kernels of the house."""
+    made = {(r["task"], r["kernel"]): r for r in found["rows"] if not r["compiled"]}
+    rows = []
+    for task in dict.fromkeys(r["task"] for r in found["rows"]):
+        plain, own = made[task, False], made[task, True]
+        longest = ", ".join(f"{name.split('<')[0]} {us:.0f}" for name, us in list(own["longest_us"].items())[:3])
+        rows.append([task, str(plain["kernels"]), str(own["kernels"]), number(plain["ms"]), number(own["ms"]), longest])
+    head = ["task, batch 16, one seed", "kernels, operators alone", "kernels now", "ms, operators alone", "ms now", "the longest now, microseconds"]
+    return lines(head, rows) + "\n\n" + where(found)
+
+
 def start(found: Found) -> str:
     first = next(r for r in found["speed"] if all("first_s" in r.get(n, {}) for n in found["import_s"]))
     rows = []
@@ -265,6 +277,7 @@ for _where in ("gpu", "cpu"):
 
 
 TABLES["profile-cpu"] = ("profile_cpu", profiled)
+TABLES["profile-gpu"] = ("profile_gpu", profiled_gpu)
 
 
 def render(page: str) -> str:

@@ -73,7 +73,8 @@ def gradient(
                 np.concatenate([x[s], y]) for x, y in zip(trace.early_layers, layers or [x[s, :0] for x in trace.early_layers], strict=True)
             ]
             here = np.concatenate([trace.early.states.numpy(), here[late]])
-        _layers(task.env, policy, s, here, layers, torch.from_numpy(slope), flat.slopes)
+        when = (t, b) if trace.early is None else None
+        _layers(task.env, policy, s, here, when, layers, torch.from_numpy(slope), flat.slopes)
         flat.slopes["log_z_unit"][s] = 2 * policy.LOG_Z_SCALE / batch * float(residuals[s].sum())
     return torch.from_numpy(residuals).to(log_reward), torch.from_numpy(entropies).to(log_reward) if note else None
 
@@ -154,8 +155,17 @@ def _pick(logits: np.ndarray, mask: np.ndarray, index: np.ndarray, where: np.nda
     return log_p, slope
 
 
-def _layers(env: Any, policy: Any, s: int, here: np.ndarray, outputs: list[np.ndarray], slope: Tensor, into: dict[str, Tensor]) -> None:
-    """Back through the head and the layers, and the sums over states that their weights get."""
+def _layers(
+    env: Any,
+    policy: Any,
+    s: int,
+    here: np.ndarray,
+    when: tuple[np.ndarray, np.ndarray] | None,
+    outputs: list[np.ndarray],
+    slope: Tensor,
+    into: dict[str, Tensor],
+) -> None:
+    """Back through the head and the layers, and the sums over states that their weights get; `when` = step and trajectory of each state."""
     layers = [(f"trunk.layers.{i}", layer) for i, layer in enumerate(policy.trunk.layers)]
     inputs = [torch.from_numpy(x) for x in outputs]
     for name, layer in reversed([*layers[1:], ("head", policy.head)]):
@@ -166,7 +176,21 @@ def _layers(env: Any, policy: Any, s: int, here: np.ndarray, outputs: list[np.nd
     weight, states = into["trunk.layers.0.weight"][s], torch.from_numpy(here)
     torch.sum(slope, 0, out=into["trunk.layers.0.bias"][s, 0])
     if isinstance(env, Strings) and len(weight) > MANY_FEATURES:
-        row, place = np.nonzero(here != env.pad)
-        weight.zero_().index_add_(0, torch.from_numpy(place * env.tokens + here[row, place]), slope[torch.from_numpy(row)])
+        weight.zero_().index_add_(0, *_letters(env, here, when, slope.numpy()))
     else:
         torch.mm(env.features(states).T, slope, out=weight)
+
+
+def _letters(env: Any, here: np.ndarray, when: tuple[np.ndarray, np.ndarray] | None, slope: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Features that are on and what is said to each, [n] and [n, H]."""
+    if when is None:  # states that trajectories share: each says its word to all its letters
+        row, place = np.nonzero(here != env.pad)
+        return torch.from_numpy(place * env.tokens + here[row, place]), torch.from_numpy(slope[row])
+    t, b = when  # a letter is on from the step after its own on: it is given all that its trajectory says from there on
+    said = np.zeros((int(t.max()) + 1, int(b.max()) + 1, slope.shape[1]), dtype=slope.dtype)
+    said[t, b] = slope
+    for at in range(len(said) - 2, -1, -1):  # numpy's own sum along the first axis takes ten times as long
+        said[at] += said[at + 1]
+    (late,) = np.nonzero(t > 0)
+    t, b = t[late], b[late]
+    return torch.from_numpy((t - 1) * env.tokens + here[late, t - 1]), torch.from_numpy(said[t, b])

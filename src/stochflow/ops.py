@@ -23,7 +23,10 @@ def gumbel_argmax(log_p: Tensor) -> Tensor:
 
 def log_exponential(like: Tensor) -> Tensor:
     """The logarithm of exponential noise of the same shape: logits minus this, and the largest wins (Gumbel's trick)."""
-    return torch.empty_like(like).exponential_().log_()
+    if like.is_cuda:
+        return torch.empty_like(like).exponential_().log_()
+    # five times faster on a CPU; a zero among the uniform numbers would be worse than an illegal move
+    return torch.rand_like(like).clamp_(min=2**-25).log_().neg_().log_()
 
 
 def keep(mask: Tensor, x: Tensor, other: float) -> Tensor:

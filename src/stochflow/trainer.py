@@ -75,7 +75,8 @@ class Trainer:
         made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
         self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
         self._balance = direct_gradient(device.type)
-        if type(source) is OnPolicy and self._balance is not None and source.steps is None:
+        if type(source) is OnPolicy and self._balance is not None and (source.steps is None or device.type == "cuda"):
+            # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
         self._pool: Any = None  # memory that all recordings share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
