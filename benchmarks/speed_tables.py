@@ -31,8 +31,8 @@ def lines(head: list[str], rows: list[list[str]]) -> str:
 
 
 def number(x: float) -> str:
-    """Three figures, and no more than two places."""
-    return f"{x:,.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
+    """Three figures, and no more than four places."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}" if x >= 1 else f"{x:.3f}" if x >= 0.1 else f"{x:.4f}"
 
 
 def cell(row: Found, library: str, key: str, scale: float = 1.0) -> str:
@@ -194,9 +194,10 @@ def profiled_gpu(found: Found) -> str:
     rows = []
     for task in dict.fromkeys(r["task"] for r in found["rows"]):
         plain, own = made[task, False], made[task, True]
-        longest = ", ".join(f"{name.split('<')[0]} {us:.0f}" for name, us in list(own["longest_us"].items())[:3])
+        ours = [f"`{name}` {us:.0f}" for name, us in own["longest_us"].items() if "::" not in name and len(name) < 20]  # torch's have long names
+        longest = ", ".join(ours[:3])
         rows.append([task, str(plain["kernels"]), str(own["kernels"]), number(plain["ms"]), number(own["ms"]), longest])
-    head = ["task, batch 16, one seed", "kernels, operators alone", "kernels now", "ms, operators alone", "ms now", "the longest now, microseconds"]
+    head = ["task, batch 16, one seed", "kernels, operators alone", "kernels now", "ms, operators alone", "ms now", "the longest of ours, microseconds"]
     return lines(head, rows) + "\n\n" + where(found)
 
 

@@ -6,7 +6,7 @@
 
 The network is not asked again, states that were never reached cost nothing, and states that many share are there once. The same as
 `evaluate`, `TrajectoryBalance` and autograd, which a small batch keeps busy with a hundred kernels of a microsecond; where these serve
-(`fits`), tests hold one to the other. Products are in float32: on tensor cores, as three in TF32, which is as exact.
+(`fits`), tests hold one to the other. Products are in float32, or three in TF32 on tensor cores, which is nearly as exact.
 
 Only `trainer` imports this file, and only on a GPU: it needs Triton, which comes with PyTorch's CUDA builds.
 """
@@ -34,7 +34,8 @@ MOST_OUTPUTS = 1 << 14  # of one trajectory: they are in registers together
 TILE, CHUNK = 32, 32
 FEW_STATES, MANY_STATES = 264, 2048  # whose blocks are smaller, to spread over the chip, or larger
 PROGRAMS, SHARE = 528, 32  # blocks of threads, all together, and the states of one of `weights` at least
-BLOCK, BLOCK_BYTES = 64, 3 * 2 * 32 * 72 * 4  # TILE in weights.cu, and its shared memory
+BLOCK, DEPTH, STAGES = 64, 32, 3  # of weights.cu: inputs and outputs of a block, states at a time, and how many such lots are on their way
+_STAGED = 4 * STAGES * 2 * DEPTH * (BLOCK + 8)  # bytes of its shared memory
 MANY_FEATURES = 128  # of strings: above, the letters of each trajectory are added one by one
 
 
@@ -150,6 +151,7 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
         and (steps + 1) * batch <= 2**30 // widest
         and triton.next_power_of_2(steps) * rollout_kernel.columns(policy) <= MOST_OUTPUTS
         and _weights(policy) is not None
+        and (not _by_letters(policy) or _letters(policy) is not None)
     )
 
 
@@ -157,7 +159,7 @@ def gradient(
     task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any, note: bool = True
 ) -> tuple[Tensor, Tensor]:
     """The gradient of each seed's loss into the policy's `flat` parameters; of each trajectory the residual and the entropy of its policy,
-    summed over its steps [S, B], which costs nothing here and is therefore always given."""
+    summed over its steps [S, B]; that costs nothing here and is given whether or not it is to be noted."""
     with torch.no_grad(), torch.cuda.device(policy.device):
         return _gradient(task, policy, traj, trace, log_reward, flat)
 
@@ -214,11 +216,11 @@ def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_rew
             *layers, flat.slopes["log_z_unit"], traj.states if early is None else early.states, traj.states, met, counts,
             sums, hiddens, slopes, to_layers[0], to_layers[1], residuals, policy.LOG_Z_SCALE, seeds, batch, rows, world["EARLY"], shared,
         ],
-        BLOCK_BYTES,
+        _STAGED,
     )  # fmt: skip
     if letters:
         of_letters = [*layers[:2], traj.states[-1], reached, to_layers[1], batch, rows]
-        _compiled("letters", policy, 0, **_world(policy))((min(batch, PROGRAMS), seeds, 1), (hidden, 1, 1), of_letters, 0)
+        _letters(policy)((min(batch, PROGRAMS), seeds, 1), (hidden, 1, 1), of_letters, 0)
     return residuals, entropies
 
 
@@ -239,8 +241,12 @@ def _world(policy: Any) -> dict[str, int]:
 
 
 def _weights(policy: Any) -> Any:
-    sizes = {"OUT": policy.head.weight.shape[2], "COLUMNS": rollout_kernel.columns(policy)}
-    return _compiled("weights", policy, BLOCK_BYTES, **sizes, **_world(policy))
+    sizes = {"OUT": policy.head.weight.shape[2], "COLUMNS": rollout_kernel.columns(policy), "TILE": BLOCK, "DEPTH": DEPTH, "STAGES": STAGES}
+    return _compiled("weights", policy, _STAGED, **sizes, **_world(policy))
+
+
+def _letters(policy: Any) -> Any:
+    return _compiled("letters", policy, 0, **_world(policy))
 
 
 def _by_letters(policy: Any) -> bool:

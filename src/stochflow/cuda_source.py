@@ -39,7 +39,7 @@ def _compile(nvrtc: Any, source: str, capability: tuple[int, int]) -> bytes:
         must(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
         log = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(log.value.decode())
+        raise RuntimeError(log.value.decode(errors="replace"))
     must(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
     binary = ctypes.create_string_buffer(size.value)
     must(nvrtc.nvrtcGetCUBIN(program, binary))

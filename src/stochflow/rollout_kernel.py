@@ -60,7 +60,7 @@ def fits(task: Task, policy: Any) -> bool:
         type(env) in (Grid, Strings)
         and type(task.channel) in (Exact, Slip)
         and (trunk is mlp or (type(env) is Strings and small and trunk.table.weight.shape[-1] in WIDTHS))
-        and (small or (type(env) is Strings and env.num_moves <= MOST_MOVES and columns(policy) <= _threads(mlp.width)))
+        and (small or (type(env) is Strings and env.num_moves <= MOST_MOVES and _spread(mlp.width, columns(policy))))
         and env.state_dim <= 256  # states are in shared memory
         and policy.head.weight.dtype == torch.float32
     )
@@ -70,6 +70,11 @@ def columns(policy: Any) -> int:
     """Outputs of the head that a walk keeps, padded: all of them, or of many those of the moves."""
     outputs = policy.head.weight.shape[2]
     return max(16, 1 << (outputs - 1 if outputs <= SMALL_HEAD else policy.env.num_moves - 1).bit_length())
+
+
+def _spread(hidden: int, kept: int) -> bool:
+    """Whether a large head can be shared out: a thread owns two outputs, and of their inputs four or more."""
+    return kept <= _threads(hidden) and hidden * kept >= 8 * _threads(hidden)
 
 
 def _threads(hidden: int) -> int:
@@ -128,7 +133,7 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
         "LEAST": (env.min_length or 0) if string else 0, "STOP": -1 if env.stop is None else env.stop, "M": env.num_moves,
         "OUT": outputs, "COLUMNS": kept, "W": width, "EXPLORES": explore is not None, "SLIPS": slips, "THREADS": threads,
         "FEATURES": features, "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": kept if trace else outputs,
-        "UNITS": units,
+        "UNITS": units, "SMALL_HEAD": small,
     }  # fmt: skip
 
     def launch(begin: int, end: int, network: bool) -> Any:
@@ -142,7 +147,7 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
         for name, more in wanted.items():  # what has no room is read from the cache at every step
             room[name] = int(network and shared + more <= most)
             shared += more * room[name]
-        room["HEAD_KEPT"] = 0 if small or not network else min(hidden * kept // threads // 2, (most - shared) // (8 * threads) * 4)
+        room["HEAD_KEPT"] = 0 if small or not network else max(0, min(hidden * kept // threads // 2, (most - shared) // (8 * threads) * 4))
         shared += room["HEAD_KEPT"] * 2 * threads
         if shared > most:
             return None
@@ -170,7 +175,7 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     arguments = [
         states, actions, moves, alive, record.sums, record.hidden, record.outs, record.numbers, record.finals,
         one.weight, one.bias, two.weight, two.bias, policy.head.weight, policy.head.bias, one.bias if table is None else table, given,
-        key, chance, start, tau, float(getattr(channel, "alpha", 0.0)),
+        key, chance, float(start), float(tau), float(getattr(channel, "alpha", 0.0)),
         seeds, batch, 0 if table is None else table.shape[1], room if trace else known_states, room,
     ]  # fmt: skip
     for kernel, blocks, shared in launches:

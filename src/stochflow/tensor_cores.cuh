@@ -1,4 +1,5 @@
-// Products of float32 matrices on tensor cores: three of TF32, of the leading and the trailing bits of both factors, which is as exact.
+// What the kernels have in common: names, copies to shared memory, and products of float32 matrices on tensor cores, as three of TF32, of the
+// leading and the trailing bits of both factors. What they leave out is the product of both trailing parts, some 2^-21 of the whole.
 
 typedef long long i64;
 typedef unsigned int u32;

@@ -9,11 +9,11 @@
 // Where the first EARLY steps meet few states, of which the network was asked before, they are a launch of their own, without NETWORK: it
 // looks outputs up, EARLY_WIDTH numbers each of EARLY_STATES states. The next launch goes on at step BEGIN, of strings.
 //
-// Defined by the host (rollout_kernel.py): H hidden units, T steps at most, BEGIN and END states to look at, TRACE, STRING (else a grid), D columns
-// of a state, SIZE of the alphabet or the grid's side, LEAST letters before STOP (-1: none), M moves, OUT outputs of which COLUMNS are
-// kept, W width of a look-up table (0: none), EXPLORES, SLIPS, ROWS, THREADS, UNITS, FEATURES, REST_SHARED and FIRST_SHARED (what there is room
-// for), HELD groups of four inputs whose weights are in registers, HEAD_KEPT inputs a thread whose weights of a large head are in shared
-// memory, HANDS_ON (another launch follows).
+// Defined by the host (rollout_kernel.py): H hidden units, T steps at most, BEGIN and END of the states to look at, NETWORK, HANDS_ON (another
+// launch follows), TRACE, STRING (else a grid), D columns of a state, SIZE of the alphabet or the grid's side, M moves, STOP among them (-1:
+// none), LEAST letters before it, OUT outputs of which COLUMNS are kept, SMALL_HEAD (they are few), W width of a look-up table (0: none),
+// EXPLORES, SLIPS, ROWS, THREADS, UNITS, FEATURES, REST_SHARED and FIRST_SHARED (what there is room for), HELD groups of four inputs whose weights
+// are in registers, HEAD_KEPT inputs a thread whose weights of a large head are in shared memory, EARLY, EARLY_STATES and EARLY_WIDTH.
 //
 // With TRACE, what the network makes of every state that is reached stays in sums (the first layer before its rectifier), hiddens (the
 // second after it) and outs. Rows come in the order of steps, after those of the early states, whose numbers are noted instead.
@@ -29,8 +29,6 @@
 #define WIDE (H + (TENSOR ? 16 : 0))  // of a row of the first layer in shared memory: a warp's reads meet no bank twice
 #define OWNERS (THREADS / H)  // threads that own a unit of the first layer, each for some of the trajectories
 #define OWNED ((ROWS + OWNERS - 1) / OWNERS)
-#define SMALL_HEAD (OUT <= 32)
-#define HEAD_SHARED (SMALL_HEAD && NETWORK)
 #define ROW(t, b) ((i64)s * kept + EARLY_STATES + (i64)((t) - EARLY) * batch + (b))  // of a trace
 // of a large head a thread owns two outputs, and shares them with others
 #define HEAD_SHARES (2 * THREADS / COLUMNS)
@@ -175,9 +173,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
         }
         if (walks)
             for (int d = lane; d < D; d += 32) {
-                i64* column = states + (((i64)BEGIN * seeds + s) * batch + b) * D + d;
-                if (!BEGIN) *column = STRING ? SIZE : 0;
-                state[warp * D + d] = (int)*column;
+                i64* here = states + (((i64)BEGIN * seeds + s) * batch + b) * D + d;
+                if (!BEGIN) *here = STRING ? SIZE : 0;
+                state[warp * D + d] = (int)*here;
             }
         __syncthreads();
         float total[OWNED];  // of the first layer before its rectifier: trajectories owner, owner + OWNERS, ...
@@ -388,9 +386,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                 }
                 if (goes) {  // the number of the next state, in the environment's order
                     length += 1;
-                    i64 place = 1;
-                    for (int d = STRING ? D : move + 1; d < D; ++d) place *= SIZE;
-                    number = STRING ? number * SIZE + 1 + move : number + place;
+                    i64 worth = 1;
+                    for (int d = STRING ? D : move + 1; d < D; ++d) worth *= SIZE;
+                    number = STRING ? number * SIZE + 1 + move : number + worth;
                     if (W && lane == 0) entry[warp] = (int)(number < table_rows ? number : table_rows - 1);
                 }
             }

@@ -1,15 +1,11 @@
 // What the loss says to the weights of a network with two hidden layers: sums over states of input times slope.
 //
-// A block of threads makes TILE x TILE numbers of one layer's gradient from a share of the states, on tensor cores: each product is three in
-// TF32, of the leading and the trailing bits of both factors, which is as exact as float32. States come through shared memory, DEPTH at a
+// A block of threads makes TILE x TILE numbers of one layer's gradient from a share of the states, on tensor cores. States come through shared memory, DEPTH at a
 // time, while those before them are multiplied. Where there are several shares, results are added, atomically, to zeros.
 //
 // Defined by the host (balance_kernel.py): H hidden units, OUT outputs, COLUMNS of which have slopes, D columns of a state, SIZE values each,
-// FEATURES of them together, LISTED (which states were reached is in a list; else all).
+// FEATURES of them together, LISTED (which states were reached is in a list; else all), TILE (64), DEPTH (32) and STAGES.
 
-#define TILE 64
-#define DEPTH 32
-#define STAGES 3
 #define THREADS 128
 #define STRIDE (TILE + 8)  // of a row in shared memory: a warp's reads meet no bank twice
 #define TILES(n) (((n) + TILE - 1) / TILE)

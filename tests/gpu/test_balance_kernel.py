@@ -29,6 +29,8 @@ WORLDS = {
     "variable": lambda: Strings("ABC", 7, 2),
     "many": lambda: Strings(ALPHABET, 5),
     "some": lambda: Strings(ALPHABET[:40], 5),
+    "few": lambda: Strings(ALPHABET[:32], 4),
+    "long": lambda: Strings("ABC", 12, 2),
 }
 
 
@@ -47,9 +49,15 @@ def make(env, net, seeds: int, batch: int, learned_backward: bool = True) -> Tra
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(("width", "seeds", "batch"), [(256, 1, 16), (32, 3, 33), (128, 2, 400), (64, 1, 1), (64, 2, 3000)])
+@pytest.mark.parametrize(
+    ("width", "seeds", "batch"),
+    [(256, 1, 16), (256, 1, 200), (256, 1, 500), (256, 1, 1200), (32, 3, 33), (128, 2, 400), (64, 1, 1), (64, 2, 3000)],
+)
 def test_its_gradient_is_that_of_autograd(world, width, seeds, batch, assert_gradient_of_autograd):
     trainer = make(WORLDS[world](), MLP(width, 2), seeds, batch)
+    if world == "few" and width == 32:  # too narrow for a large head to be shared out
+        assert not trainer.source.traces
+        return
     assert trainer.source.traces
     assert_gradient_of_autograd(trainer, 1e-5)
 
