@@ -26,7 +26,7 @@ from stochflow import nets, transformer
 from stochflow.capture import WARM_UP, Captured, aside
 from stochflow.channels import Exact
 from stochflow.envs import Strings
-from stochflow.nets import Policy
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.transformer import Transformer

@@ -29,7 +29,8 @@ import stochflow
 from stochflow.config import configure
 from stochflow.exact import Graph, exact_law
 from stochflow.experiment import Experiment
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
+from stochflow.policy import Policy
 from stochflow.tasks import build
 
 WINDOWS = 5

@@ -55,7 +55,8 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
     from stochflow.exact import exact_law
     from stochflow.floors import limit_tv
     from stochflow.measure import Yardstick
-    from stochflow.nets import MLP, Lookup, Policy
+    from stochflow.nets import MLP, Lookup
+    from stochflow.policy import Policy
     from stochflow.sources import OnPolicy
     from stochflow.tasks import grid_task, tfbind8_task
     from stochflow.trainer import Trainer

@@ -21,8 +21,9 @@ from stochflow.channels import Slip
 from stochflow.dynamics import Known
 from stochflow.envs import Strings
 from stochflow.evaluate import evaluate
-from stochflow.nets import MLP, Net, Policy
+from stochflow.nets import MLP, Net
 from stochflow.objectives import TrajectoryBalance
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.transformer import Transformer

@@ -32,9 +32,10 @@ from stochflow.exact import Graph, exact_law, flows, invert, target_law
 from stochflow.exact_memory import Averaged, memory_law
 from stochflow.flat import FlatParameters
 from stochflow.memory import Fatigue, Regime
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.objectives import DetailedBalance, Objective, TrajectoryBalance
 from stochflow.oracles import Table
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy

@@ -23,8 +23,9 @@ from common import header, spread, write
 from stochflow import floors, metrics
 from stochflow.dynamics import Neural
 from stochflow.exact import Graph, exact_law, target_law
-from stochflow.nets import MLP, Lookup, Net, Policy
+from stochflow.nets import MLP, Lookup, Net
 from stochflow.objectives import DetailedBalance
+from stochflow.policy import Policy
 from stochflow.sources import OnPolicy
 from stochflow.tasks import tfbind8_task
 from stochflow.trainer import Trainer

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from stochflow.exact import exact_law as exact_law
     from stochflow.experiment import train as train
     from stochflow.floors import floor as floor
-    from stochflow.nets import Policy as Policy
     from stochflow.objectives import DetailedBalance as DetailedBalance
     from stochflow.objectives import FlowKL as FlowKL
     from stochflow.objectives import LogVariance as LogVariance
     from stochflow.objectives import SubTrajectoryBalance as SubTrajectoryBalance
     from stochflow.objectives import TrajectoryBalance as TrajectoryBalance
+    from stochflow.policy import Policy as Policy
     from stochflow.rewards import Linear as Linear
     from stochflow.rewards import Power as Power
     from stochflow.rollout import backward_rollout as backward_rollout
@@ -58,7 +58,7 @@ _HOME = {
     **dict.fromkeys(["Grid", "Strings"], "envs"),
     "Task": "types",
     **dict.fromkeys(["Power", "Linear"], "rewards"),
-    "Policy": "nets",
+    "Policy": "policy",
     "Transformer": "transformer",
     **dict.fromkeys(["Known", "Tabular", "Neural"], "dynamics"),
     **dict.fromkeys(["rollout", "backward_rollout"], "rollout"),

@@ -21,7 +21,7 @@ from stochflow.entropy import EntropyAverage
 from stochflow.errors import UserError
 from stochflow.evaluate import evaluate
 from stochflow.measure import Yardstick, forked, is_noisy, scored, summarise
-from stochflow.nets import MLP, Lookup, Policy
+from stochflow.nets import MLP, Lookup
 from stochflow.objectives import (
     SGFNKL,
     DetailedBalance,
@@ -33,6 +33,7 @@ from stochflow.objectives import (
     TrajectoryKL,
 )
 from stochflow.oracles import Cached, Patient, TextOracle
+from stochflow.policy import Policy
 from stochflow.rollout import rollout
 from stochflow.sources import Mixed, OnPolicy, Source
 from stochflow.thought_state import Augmented, ThoughtState, augment

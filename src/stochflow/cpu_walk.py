@@ -15,8 +15,9 @@ from torch import Tensor
 
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
-from stochflow.nets import Early, Policy, _LookupTrunk, _MLPTrunk
+from stochflow.nets import _LookupTrunk, _MLPTrunk
 from stochflow.ops import ALL_AT_ONCE, NEG, always, log_exponential, nothing
+from stochflow.policy import Early, Policy
 from stochflow.types import Fading, Task, Trajectories
 
 MOST = 1 << 17  # hidden numbers of a step: beyond, torch's operators are the faster ones

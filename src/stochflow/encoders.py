@@ -18,7 +18,8 @@ from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 from stochflow.env import Env
 from stochflow.envs.series import Series, Windows
 from stochflow.errors import UserError
-from stochflow.nets import Embedding, Encoder, Generators, Linear, Policy
+from stochflow.nets import Embedding, Encoder, Generators, Linear
+from stochflow.policy import Policy
 
 
 class Norm(nn.Module):

@@ -23,9 +23,10 @@ from stochflow.env import Channel
 from stochflow.envs.series import Nearness, Series
 from stochflow.evaluate import evaluate
 from stochflow.forecast_config import Forecast
-from stochflow.nets import MLP, Net, Policy
+from stochflow.nets import MLP, Net
 from stochflow.objectives import Form, Objective, TrajectoryBalance
 from stochflow.ops import NEG, masked_mean
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy, Source

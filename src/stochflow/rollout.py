@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from stochflow import cpu_walk, rollout_kernel
-from stochflow.nets import Policy, rows
+from stochflow.nets import rows
 from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, nothing
+from stochflow.policy import Policy
 from stochflow.types import Fading, Task, Trajectories
 
 

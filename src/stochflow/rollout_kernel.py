@@ -15,8 +15,9 @@ from stochflow import cuda_source
 from stochflow.channels import Exact, Slip
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
-from stochflow.nets import Early, Policy, _LookupTrunk, _MLPTrunk
+from stochflow.nets import _LookupTrunk, _MLPTrunk
 from stochflow.ops import always, nothing
+from stochflow.policy import Early, Policy
 from stochflow.types import Fading, Task, Trajectories
 
 Explore = Fading | Tensor | float | None

@@ -13,8 +13,9 @@ from stochflow.dynamics import Known
 from stochflow.envs import Conditioned, Grid, Strings
 from stochflow.errors import UserError
 from stochflow.evaluate import evaluate
-from stochflow.nets import MLP, Lookup, Policy
+from stochflow.nets import MLP, Lookup
 from stochflow.objectives import DetailedBalance
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.transformer import Transformer

@@ -26,8 +26,9 @@ from stochflow.exact import (
     tabular_solution,
     target_law,
 )
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.ops import masked_log_softmax
+from stochflow.policy import Policy
 from stochflow.rewards import Linear, Power
 from stochflow.types import Task
 

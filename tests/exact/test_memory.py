@@ -14,8 +14,9 @@ from stochflow.errors import UserError
 from stochflow.exact import Graph, exact_law
 from stochflow.exact_memory import Averaged, memory_law
 from stochflow.memory import Fatigue, Regime
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.ops import masked_log_softmax
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.types import Task

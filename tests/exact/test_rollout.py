@@ -11,7 +11,8 @@ from stochflow.dynamics import Known
 from stochflow.envs import Grid, Strings
 from stochflow.evaluate import evaluate
 from stochflow.exact import Graph, exact_law
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
+from stochflow.policy import Policy
 from stochflow.rewards import Power
 from stochflow.rollout import backward_rollout, explored, rollout
 from stochflow.types import Task

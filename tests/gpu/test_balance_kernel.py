@@ -11,8 +11,9 @@ from stochflow.dynamics import Known
 from stochflow.envs import Grid, Strings
 from stochflow.experiment import Experiment
 from stochflow.flat import FlatParameters
-from stochflow.nets import MLP, Lookup, Policy
+from stochflow.nets import MLP, Lookup
 from stochflow.objectives import DetailedBalance, TrajectoryBalance
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy

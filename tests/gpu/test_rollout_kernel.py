@@ -10,7 +10,8 @@ from stochflow.config import configure
 from stochflow.envs import Grid, Strings
 from stochflow.exact import Graph, exact_law
 from stochflow.experiment import Experiment
-from stochflow.nets import MLP, Lookup, Policy
+from stochflow.nets import MLP, Lookup
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.rollout_kernel import fits, walk

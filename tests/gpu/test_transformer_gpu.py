@@ -9,8 +9,8 @@ from stochflow.channels import Slip
 from stochflow.dynamics import Neural
 from stochflow.envs import Conditioned, Strings
 from stochflow.memory import Fatigue
-from stochflow.nets import Policy
 from stochflow.objectives import DetailedBalance, TrajectoryBalance
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy

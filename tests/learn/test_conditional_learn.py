@@ -8,8 +8,9 @@ import torch
 from stochflow.dynamics import Known, Neural
 from stochflow.exact import Graph, exact_law, target_law
 from stochflow.metrics import tv
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.objectives import DetailedBalance, TrajectoryBalance
+from stochflow.policy import Policy
 from stochflow.sources import Mixed, OnPolicy
 from stochflow.tasks import gc_task
 from stochflow.trainer import Trainer

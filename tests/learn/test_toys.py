@@ -11,7 +11,7 @@ from stochflow.dynamics import Known, Tabular
 from stochflow.envs import Strings
 from stochflow.exact import Graph, exact_law, target_law
 from stochflow.floors import floor
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.objectives import (
     INTENDED,
     JOINT,
@@ -25,6 +25,7 @@ from stochflow.objectives import (
     TrajectoryKL,
 )
 from stochflow.oracles import Table
+from stochflow.policy import Policy
 from stochflow.rewards import Power
 from stochflow.sources import OnPolicy
 from stochflow.trainer import Trainer

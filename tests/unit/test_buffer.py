@@ -10,7 +10,8 @@ from stochflow.buffer import Buffer, join
 from stochflow.channels import Slip
 from stochflow.envs import Conditioned, Grid, Strings
 from stochflow.errors import UserError
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
+from stochflow.policy import Policy
 from stochflow.rewards import Power
 from stochflow.rollout import rollout
 from stochflow.types import Task, Trajectories

@@ -14,8 +14,9 @@ from stochflow.env import Channel, Env
 from stochflow.envs import Conditioned, Grid, Strings
 from stochflow.envs.grid import Corners
 from stochflow.errors import UserError
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.ops import NEG
+from stochflow.policy import Policy
 from stochflow.rewards import Linear, Power
 from stochflow.rollout import rollout
 from stochflow.types import Task

@@ -10,8 +10,9 @@ from stochflow.channels import Confusion, Exact, Slip
 from stochflow.dynamics import Known
 from stochflow.envs import Grid, Strings
 from stochflow.memory import Fatigue
-from stochflow.nets import MLP, Lookup, Policy
+from stochflow.nets import MLP, Lookup
 from stochflow.objectives import DetailedBalance, TrajectoryBalance
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy

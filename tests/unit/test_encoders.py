@@ -9,7 +9,8 @@ from stochflow.encoders import WindowMLP, WindowTransformer, remembering
 from stochflow.envs import Strings
 from stochflow.envs.series import Bins, Series, Windows
 from stochflow.errors import UserError
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
+from stochflow.policy import Policy
 
 
 def windows(rows=6, steps=10, **changes) -> Windows:

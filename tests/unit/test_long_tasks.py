@@ -19,8 +19,9 @@ from stochflow.errors import UserError
 from stochflow.evaluate import evaluate
 from stochflow.exact import Graph, target_law
 from stochflow.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, bit_alphabet, peptide_features, peptides
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.objectives import TrajectoryBalance
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.tasks import bits_task, gc_task, peptide_task, rna_task, task_modes

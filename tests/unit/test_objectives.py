@@ -15,7 +15,7 @@ from stochflow.envs import Grid, Strings
 from stochflow.errors import UserError
 from stochflow.evaluate import evaluate
 from stochflow.exact import Graph, exact_law, tabular_solution, target_law
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.objectives import (
     INTENDED,
     JOINT,
@@ -31,6 +31,7 @@ from stochflow.objectives import (
     flow_kl,
 )
 from stochflow.oracles import Table
+from stochflow.policy import Policy
 from stochflow.rewards import Power
 from stochflow.rollout import rollout
 from stochflow.types import PolicyOut, Task, Trajectories, World

@@ -9,8 +9,9 @@ import torch
 from stochflow import metrics
 from stochflow.exact import exact_law
 from stochflow.measure import Yardstick, by_condition, scored
-from stochflow.nets import MLP, Lookup, Policy
+from stochflow.nets import MLP, Lookup
 from stochflow.picture import BINS, POINTS, law_picture, save_picture
+from stochflow.policy import Policy
 from stochflow.rollout import rollout
 from stochflow.tasks import grid_task, strings_task, tfbind8_task
 

@@ -13,7 +13,8 @@ import torch
 from stochflow import rollout_kernel
 from stochflow.channels import Exact, Slip
 from stochflow.envs import Grid, Strings
-from stochflow.nets import MLP, Lookup, Policy
+from stochflow.nets import MLP, Lookup
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.types import Fading, Task
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stochflow.channels import Exact
 from stochflow.envs import Strings
-from stochflow.nets import Policy
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.transformer import Transformer

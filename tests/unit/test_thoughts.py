@@ -18,10 +18,11 @@ from stochflow.exact_memory import memory_law
 from stochflow.flat import FlatParameters
 from stochflow.memory import Fatigue, Regime
 from stochflow.metrics import dynamics_report, tv
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.objectives import TrajectoryBalance
 from stochflow.ops import NEG, masked_log_softmax
 from stochflow.oracles import Table
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy

@@ -14,8 +14,9 @@ from stochflow.envs import Grid, Strings
 from stochflow.envs.grid import Corners
 from stochflow.experiment import Experiment
 from stochflow.flat import FlatParameters
-from stochflow.nets import MLP, Linear, Lookup, Policy
+from stochflow.nets import MLP, Linear, Lookup
 from stochflow.objectives import DetailedBalance, FlowKL, TrajectoryBalance
+from stochflow.policy import Policy
 from stochflow.rewards import Power
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy

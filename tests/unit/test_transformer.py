@@ -8,7 +8,7 @@ import torch
 from stochflow.channels import Slip
 from stochflow.envs import Conditioned, Strings
 from stochflow.errors import UserError
-from stochflow.nets import Policy
+from stochflow.policy import Policy
 from stochflow.rewards import Linear
 from stochflow.rollout import rollout
 from stochflow.transformer import Transformer, parameter_count

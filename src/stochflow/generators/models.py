@@ -25,9 +25,10 @@ from stochflow.evaluate import action_posterior, evaluate
 from stochflow.generators.args import GeneratorArgs, Tokenizer
 from stochflow.generators.dynamics import LogDynamics
 from stochflow.generators.log import LogBook, ReplayBuffer, entries, trajectories
-from stochflow.nets import MLP, Policy
+from stochflow.nets import MLP
 from stochflow.objectives import INTENDED, JOINT, SGFNKL, DetailedBalance, LogVariance, Objective, TrajectoryBalance
 from stochflow.ops import NEG, masked_log_softmax, pick
+from stochflow.policy import Policy
 from stochflow.rewards import Power
 from stochflow.rollout import rollout
 from stochflow.sources import Source
