@@ -173,6 +173,7 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "compiled": [],
     }
     common = {"device": given.device, "threads": given.threads, "folder": str(folder), "budget": given.budget, "limit": given.limit}
+    common |= {"window": given.window} if given.window else {}
     for kind, question, who in questions(given):
         row: dict[str, Any] = dict(question)
         for name in who:
@@ -254,6 +255,7 @@ def main() -> None:
     a.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=LIBRARIES)
     a.add_argument("--budget", type=float, default=2.0, help="seconds of measuring a figure")
     a.add_argument("--warm", type=int, help="iterations before the clock starts (default 300 at batch 16 on the CPU, else 20)")
+    a.add_argument("--window", type=int, help="the most iterations a window: all libraries are then timed over the same stretch of learning")
     a.add_argument("--most", type=float, default=30.0, help="seconds of training after which a TV counts as not reached; 0: not asked")
     a.add_argument("--tv-seeds", type=int, default=3, help="runs of which the median time to a TV is taken")
     a.add_argument("--limit", type=int, default=120, help="seconds after which one configuration is given up")

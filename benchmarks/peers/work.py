@@ -143,7 +143,7 @@ def speed(run: Runner, spec: dict[str, Any], begun: float) -> dict[str, Any]:
     at, clock = run.steps, time.perf_counter()
     run.train(2)
     each = (time.perf_counter() - clock) / (run.steps - at)
-    steps = max(1, int(spec["budget"] / WINDOWS / each))
+    steps = min(max(1, int(spec["budget"] / WINDOWS / each)), spec.get("window") or 1 << 30)
     times, busy = [], []
     while len(times) < WINDOWS:
         at, clock, processor = run.steps, time.perf_counter(), time.process_time()
