@@ -257,12 +257,12 @@ FOUND = {
 def test_tables_say_what_was_found_and_what_was_not(load):
     tables = load("speed_tables")
     page = tables.peers(FOUND)
-    assert "| grid 2-D, side 8 | 16 | 0.50 | – | 2.00 | – | 4.0 | 8,000 |" in page
+    assert "| grid 2-D, side 8 | 16 | 0.500 | – | 2.00 | – | 4.0 | 8,000 |" in page
     assert "Not measured (it rained): torchgfn on grid 2-D, side 8, batch 16." in page
     assert (
         "a machine; stochflow 1, torch 2; gfnx 3; TB, 256 x 2 MLP, Adam 0.001, float32; median of 5 windows; 2026-01-02, commit abc" in page
     )
-    assert "| grid 2-D, side 8 | 16 | 8 | 0.50 | 0.60 | 1.20 |" in tables.seeds(FOUND)
+    assert "| grid 2-D, side 8 | 16 | 8 | 0.500 | 0.600 | 1.20 |" in tables.seeds(FOUND)
     assert "| grid 2-D, side 8 | 16 | 0.05 | 1.25 (400; 3 of 3) | – | not in 9 (1 of 3) |" in tables.arrival(FOUND)
     assert "| grid 2-D, side 8 | 16 | 1,000, 50, 7.5, 4 → 0.5 | – |" in tables.learns(FOUND)
     assert "| grid 2-D, side 8 | 16 | 2.00 | – | 2.00 |" in tables.memory(FOUND)
@@ -285,6 +285,14 @@ def test_growth_is_told_with_what_stays(load):
         "bytes_a_state": 200,
     }
     assert "| grid 7-D, side 10 | 10,000,000 | 20.0 | 30.0 | 2,000 | 200 |" in tables.states(base | {"states": [many]})
+
+
+def test_a_profile_names_the_kernels_of_the_house(load):
+    tables = load("speed_tables")
+    row = {"task": "a task", "compiled": False, "longest_us": {"walk": 21.5, "void at::native::index<1>": 20.0, "_back": 6.8}}
+    rows = [row | {"kernel": False, "kernels": 203, "ms": 0.419}, row | {"kernel": True, "kernels": 15, "ms": 0.06}]
+    page = tables.profiled_gpu({"rows": rows, "versions": {"torch": "2"}, "hardware": "a chip"})
+    assert "| a task | 203 | 15 | 0.419 | 0.0600 | `walk` 22, `_back` 7 |" in page
 
 
 def test_the_page_is_rendered_from_the_committed_results(load):
