@@ -6,14 +6,23 @@ import torch
 from torch import Tensor
 
 ALL_AT_ONCE = 1 << 22  # random numbers of a rollout that are drawn before it begins
+FEW = 8  # entries of a law
 NEG = -1e9  # the log of "impossible": finite, so that 0 * NEG is 0 and gradients stay finite
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
     """Log-probabilities over the allowed entries, NEG elsewhere; [..., M]. None: everything is allowed."""
     if mask is None:
-        return logits.log_softmax(-1)
-    return keep(mask, keep(mask, logits, NEG).log_softmax(-1), NEG)
+        return log_softmax(logits)
+    return keep(mask, log_softmax(keep(mask, logits, NEG)), NEG)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """Over the last dimension. Of few entries, torch takes one row after the other on a CPU; along the first dimension it takes many
+    rows at once, which is five times faster with its gradient."""
+    if x.device.type != "cpu" or x.shape[-1] > FEW or x.dim() < 2 or torch.compiler.is_compiling():
+        return x.log_softmax(-1)
+    return x.movedim(-1, 0).contiguous().log_softmax(0).movedim(0, -1)
 
 
 def gumbel_argmax(log_p: Tensor) -> Tensor:
