@@ -155,9 +155,7 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
     )
 
 
-def gradient(
-    task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any, note: bool = True
-) -> tuple[Tensor, Tensor]:
+def gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_reward: Tensor, flat: Any, note: bool) -> tuple[Tensor, Tensor]:
     """The gradient of each seed's loss into the policy's `flat` parameters; of each trajectory the residual and the entropy of its policy,
     summed over its steps [S, B]; that costs nothing here and is given whether or not it is to be noted."""
     with torch.no_grad(), torch.cuda.device(policy.device):
@@ -171,30 +169,25 @@ def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_rew
     one, two = policy.trunk.layers
     outputs, features, steps = policy.head.weight.shape[2], one.weight.shape[1], horizon + (not env.tree)
     string = isinstance(env, Strings)
-    world = {"STRING": string, "D": env.state_dim, "SIZE": env.tokens if string else env.side}
-    world |= {"EARLY": 0 if early is None else early.steps, "MP": columns, "num_warps": 4}
-    shared = 0 if early is None else len(early.states)
+    early_steps, shared = (0, 0) if early is None else (early.steps, len(early.states))
     slopes, to_layers = (torch.empty_like if early is None else torch.zeros_like)(outs), torch.empty(2, *sums.shape, device=sums.device)
     residuals, entropies = torch.empty(2, seeds, batch, device=sums.device)
     reached = torch.empty(seeds, batch, dtype=torch.int32, device=sums.device)
     listed = _listed(env)
     met = torch.empty(seeds, rows - shared if listed else 0, dtype=torch.int32, device=sums.device)
     counts = torch.zeros(seeds, dtype=torch.int32, device=sums.device) if listed else met
-    world["LISTED"] = listed
     _residuals[(seeds, batch)](
         slopes, residuals, entropies, reached, met, counts, outs, numbers, traj.states, traj.moves, traj.alive.view(torch.int8), log_reward.contiguous(),
         policy.log_z_unit, seeds, batch, rows, shared, policy.LOG_Z_SCALE, horizon, steps, triton.next_power_of_2(steps),
         LEARNED=policy.sizes[1] > 0, LEAST=(env.min_length or 0) if string else 0, STOP=-1 if env.stop is None else env.stop,
-        M=env.num_moves, **world,
+        M=env.num_moves, MP=columns, STRING=string, D=env.state_dim, SIZE=_world(policy)["SIZE"], EARLY=early_steps, LISTED=listed, num_warps=4,
     )  # fmt: skip
     tile = min(hidden, TILE // 2 if seeds * rows <= FEW_STATES else TILE if seeds * rows <= MANY_STATES else 2 * TILE)
-    grid, how = (
-        (triton.cdiv(rows, tile), hidden // tile, seeds),
-        {"H": hidden, "TILE": tile, "LISTED": listed, "num_warps": 4, "num_stages": 3},
-    )
-    head = (
-        policy.head.weight if outputs <= columns else policy.head.weight[..., :columns].contiguous()
-    )  # loads are wide where rows are even
+    grid = (triton.cdiv(rows, tile), hidden // tile, seeds)
+    how = {"H": hidden, "TILE": tile, "LISTED": listed, "num_warps": 4, "num_stages": 3}
+    head = policy.head.weight
+    if outputs > columns:  # loads are wide where rows are even
+        head = head[..., :columns].contiguous()
     _back[grid](
         to_layers[0], slopes, hiddens, head, met, counts, rows, shared,
         OUT=head.shape[2], STRIDE=columns, K=columns, CHUNK=min(columns, CHUNK), **how,
@@ -214,7 +207,7 @@ def _gradient(task: Task, policy: Any, traj: Trajectories, trace: Trace, log_rew
         (4 * 32, 1, 1),
         [
             *layers, flat.slopes["log_z_unit"], traj.states if early is None else early.states, traj.states, met, counts,
-            sums, hiddens, slopes, to_layers[0], to_layers[1], residuals, policy.LOG_Z_SCALE, seeds, batch, rows, world["EARLY"], shared,
+            sums, hiddens, slopes, to_layers[0], to_layers[1], residuals, policy.LOG_Z_SCALE, seeds, batch, rows, early_steps, shared,
         ],
         _STAGED,
     )  # fmt: skip

@@ -134,22 +134,24 @@ def _residuals(
 
 def _entropy(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """[N] of the law over the allowed entries."""
+    x, e, total = _exponentials(logits, mask)
+    return np.asarray(np.log(total) - (e * x).sum(1) / total)
+
+
+def _exponentials(logits: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits above the largest allowed one, their exponentials [N, M] and the sums of those [N]."""
     x = np.where(mask, logits, np.float32(NEG))
     x = x - x.max(1, keepdims=True)
     e = np.exp(x)
-    total = e.sum(1)
-    return np.asarray(np.log(total) - (e * x).sum(1) / total)
+    return x, e, e.sum(1)
 
 
 def _pick(logits: np.ndarray, mask: np.ndarray, index: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The log-probability of an entry among the allowed ones, and its slope; 0 elsewhere."""
-    x = np.where(mask, logits, np.float32(NEG))
-    x = x - x.max(1, keepdims=True)
-    e = np.exp(x)
-    total = e.sum(1, keepdims=True)
+    x, e, total = _exponentials(logits, mask)
     rows = np.arange(len(x))
-    log_p = np.where(where, x[rows, index] - np.log(total[:, 0]), 0)
-    slope = e / -total
+    log_p = np.where(where, x[rows, index] - np.log(total), 0)
+    slope = e / -total[:, None]
     slope[rows, index] += 1
     slope[~where] = 0
     return log_p, slope

@@ -143,16 +143,18 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
         held = min(fours, (HELD if small else HELD_BESIDE)[rows])
         shared = rows * (2 * hidden + 16 + width + (5 if slips else 3) * kept + wide + 6) + kept
         shared += outputs * (hidden + width) if network and small else 0 if small else rows * 2 * threads
-        room = {}
+        placed = {}
         wanted = {"REST_SHARED": (fours - held) * 4 * threads * units, "FIRST_SHARED": features * hidden}
         for name, more in wanted.items():  # what has no room is read from the cache at every step
-            room[name] = int(network and shared + more <= most)
-            shared += more * room[name]
-        room["HEAD_KEPT"] = 0 if small or not network else max(0, min(hidden * kept // threads // 2, (most - shared) // (8 * threads) * 4))
-        shared += room["HEAD_KEPT"] * 2 * threads
+            placed[name] = int(network and shared + more <= most)
+            shared += more * placed[name]
+        placed["HEAD_KEPT"] = (
+            0 if small or not network else max(0, min(hidden * kept // threads // 2, (most - shared) // (8 * threads) * 4))
+        )
+        shared += placed["HEAD_KEPT"] * 2 * threads
         if shared > most:
             return None
-        defines = common | room | {"BEGIN": begin, "END": end, "NETWORK": network, "ROWS": rows, "HELD": held, "HANDS_ON": end < steps}
+        defines = common | placed | {"BEGIN": begin, "END": end, "NETWORK": network, "ROWS": rows, "HELD": held, "HANDS_ON": end < steps}
         settings = tuple((name, int(value)) for name, value in defines.items())
         kernel = cuda_source.compiled(
             ("tensor_cores.cuh", "walk.cu"), "walk", settings, 4 * shared, torch.cuda.get_device_capability(device), device.index
