@@ -24,17 +24,18 @@ def assert_gradient_of_autograd():
 
     def check(trainer, within: float) -> None:
         traj = trainer.score(trainer.act())
-        log_reward = trainer.task.reward(traj.score, traj.states[-1], None)
+        assert trainer.source.trace_of(traj) is not None
         for slope in trainer.policy_flat.slopes.values():
             slope.fill_(torch.nan)
-        trace = trainer.source.trace_of(traj)
-        residual, entropy = trainer._balance.gradient(trainer.task, trainer.policy, traj, trace, log_reward, trainer.policy_flat, True)
+        quick, noted = trainer._judge_by_trace(traj, True)
         found = trainer.policy_flat.values.grad.clone()
-        loss, figures = trainer.judge(traj, True)
+        with trainer._steady_dynamics():
+            loss, figures = trainer.judge(traj, True)
         trainer.policy_flat.differentiate(loss)
         want = trainer.policy_flat.values.grad
-        assert torch.allclose(residual.square().mean(1), loss, rtol=1e-4)
-        assert torch.allclose(entropy.sum(1) / traj.alive.sum((0, 2)), figures[4], rtol=1e-4)
+        assert torch.allclose(quick, loss, rtol=1e-4)
+        for one, other in zip(noted, figures, strict=True):  # log Z, score, log-reward, length, entropy
+            assert torch.allclose(one.to(other), other, rtol=1e-4, atol=1e-5)
         assert float((found - want).norm()) <= within * float(want.norm())
 
     return check

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stochflow.env import Channel
 from stochflow.errors import UserError
-from stochflow.ops import NEG, arange, keep
+from stochflow.ops import NEG, arange, keep, pick
 
 
 def _check_alpha(alpha: float) -> float:
@@ -70,6 +70,10 @@ class Slip(Channel):
         if self.alpha == 1:
             return keep(legal, slip, NEG)
         return keep(legal, torch.logaddexp(math.log1p(-self.alpha) + kept, slip), NEG)
+
+    def arrivals(self, state, legal, move, memory=None):
+        slip = self.alpha / legal.sum(-1, keepdim=True).clamp(min=1)
+        return keep(pick(legal, move).unsqueeze(-1), _log((1 - self.alpha) * _chosen(move, legal) + slip), NEG)
 
     def sample(self, state, legal, action, memory=None):
         if self.alpha == 0:

@@ -14,16 +14,22 @@ def compiled(
 ) -> Any:
     """A kernel of these files of this package, for the current device, to be called with grid, block and arguments; None where it cannot be had."""
     try:
-        from torch.cuda._utils import _cuda_load_module, _get_nvrtc_library
+        from torch.cuda._utils import _cuda_load_module
 
-        texts = [f"#define {name} ({value})\n" for name, value in defines] + [
-            files("stochflow").joinpath(name).read_text() for name in names
-        ]
-        made: Any = _cuda_load_module(_compile(_get_nvrtc_library(), "".join(texts), capability), [kernel])
+        made: Any = _cuda_load_module(_binary(names, defines, capability), [kernel])
         made[kernel].set_shared_memory_config(shared)
         return made[kernel]
     except (ImportError, OSError, AttributeError, RuntimeError):
         return None
+
+
+@cache
+def _binary(names: tuple[str, ...], defines: tuple[tuple[str, int], ...], capability: tuple[int, int]) -> bytes:
+    """All kernels of the files."""
+    from torch.cuda._utils import _get_nvrtc_library
+
+    texts = [f"#define {name} ({value})\n" for name, value in defines] + [files("stochflow").joinpath(name).read_text() for name in names]
+    return _compile(_get_nvrtc_library(), "".join(texts), capability)
 
 
 def _compile(nvrtc: Any, source: str, capability: tuple[int, int]) -> bytes:

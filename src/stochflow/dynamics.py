@@ -72,6 +72,9 @@ class Known(Dynamics):
     def marginal(self, state, legal, log_pi, memory=None):
         return self.channel.marginal(state, legal, log_pi, memory)
 
+    def arrivals(self, state, legal, move, memory=None):
+        return self.channel.arrivals(state, legal, move, memory)
+
     def begin(self, state):
         return self.channel.begin(state)
 
@@ -152,6 +155,11 @@ class Neural(Dynamics):
             logits = self.logits(state)
             table = masked_log_softmax(logits, legal.unsqueeze(-2).expand_as(logits))
         return through(table, legal, log_pi)
+
+    def arrivals(self, state, legal, move, memory=None):
+        logits = self.logits(state)
+        table = masked_log_softmax(logits, legal.unsqueeze(-2).expand_as(logits))
+        return pick(table, move.unsqueeze(-1).expand(table.shape[:-1]))
 
 
 def through(table: Tensor, legal: Tensor, log_pi: Tensor) -> Tensor:

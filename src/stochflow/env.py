@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from stochflow.ops import NEG, but, gumbel_argmax, keep
+from stochflow.ops import NEG, but, gumbel_argmax, keep, pick
 
 
 class Env(ABC):
@@ -107,6 +107,11 @@ class Channel(ABC):
         table = torch.stack([self.log_probs(state, legal, torch.full_like(state[..., 0], a), memory) for a in range(legal.shape[-1])], -2)
         joint = keep(legal.unsqueeze(-1), log_pi.unsqueeze(-1) + table, NEG)  # [..., M actions, M moves]
         return keep(legal, joint.logsumexp(-2), NEG)
+
+    def arrivals(self, state: Tensor, legal: Tensor, move: Tensor, memory: Tensor | None = None) -> Tensor:
+        """log P(the realised move | each action) [..., M]."""
+        rows = [self.log_probs(state, legal, torch.full_like(move, a), memory) for a in range(legal.shape[-1])]
+        return torch.stack([pick(row, move) for row in rows], -1)
 
     def sample(self, state: Tensor, legal: Tensor, action: Tensor, memory: Tensor | None = None) -> Tensor:
         """A realised move for each action, [...]."""

@@ -87,8 +87,7 @@ def action_posterior(dynamics: Channel, here: Tensor, legal: Tensor, head: Tenso
     Mass on an impossible pair would give zero loss and a wrong law (docs/method.md, T1).
     """
     with torch.no_grad():
-        rows = [dynamics.log_probs(here, legal, torch.full_like(traj.actions, a), memory) for a in range(legal.shape[-1])]
-        arrive = torch.stack([pick(row, traj.moves) for row in rows], -1)  # [T, S, B, M]: log P(the realised move | a)
+        arrive = dynamics.arrivals(here, legal, traj.moves, memory)  # [T, S, B, M]
     happened = arange(legal.shape[-1], legal.device) == traj.actions.unsqueeze(-1)
     possible = legal & ((arrive > POSSIBLE) | happened)  # what happened is possible, whatever a young model believes
     row = traj.moves.clamp(min=0)[..., None, None].expand(*head.shape[:-2], 1, head.shape[-1])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stochflow import adam_kernel
 from stochflow.ops import nothing
 
 ALIGN = 32  # numbers: every parameter begins where wide loads may
-PIECES = 64  # on a GPU without Triton: torch's fused Adam gives 65,536 numbers to one block of threads, and one block is slow
+PIECES = 64  # on a GPU without kernels of our own: torch's fused Adam gives 65,536 numbers to one block of threads, and one block is slow
 
 
 class FlatParameters:
@@ -27,7 +27,7 @@ class FlatParameters:
     def __init__(self, module: nn.Module, lr: float, clip: float, decay: float = 0.5, follow: bool = False):
         self.named = dict(module.named_parameters())
         self.clip, self.lr, self.decay = clip, lr, decay
-        self.kernel = fused_kernel() if next(module.parameters()).is_cuda else None
+        self.kernel = fused_kernel(next(module.parameters()).device, follow)
         sizes = [p.numel() for p in self.named.values()]
         gaps = [-size % ALIGN for size in sizes]
         first = next(iter(self.named.values()))
@@ -61,7 +61,6 @@ class FlatParameters:
         self._piece = max(1024, -(-many // PIECES)) if first.is_cuda else many
         self.moments = torch.zeros(2, many, device=first.device)  # Adam's means of the gradient and of its square
         self.adam_steps = torch.zeros(-(-many // self._piece), device=first.device)  # a piece
-        self._optimiser: torch.optim.Adam | None = None
         if self.kernel is not None:
             each = [(here.start, (here.stop - here.start) // self.num_seeds) for here in self.slices.values()]
             self.spans = self.kernel.spans(
@@ -69,18 +68,26 @@ class FlatParameters:
             )
         self.norms = torch.zeros(self.num_seeds, device=first.device)  # of the last gradient, each seed's, before it was clipped
 
-    def _adam(self) -> torch.optim.Adam:
-        """Adam on the block in pieces; made when it is first needed, which is never where kernels take over."""
-        if self._optimiser is None:
-            grad, size = self.values.grad, self._piece
-            assert grad is not None
-            pieces = self.values.data.split(size)
-            self._optimiser = torch.optim.Adam(pieces, lr=self.paces[0], fused=True, capturable=grad.is_cuda)
-            parts = zip(pieces, grad.split(size), self.moments.split(size, 1), self.adam_steps, strict=True)
-            for piece, slope, (mean, square), step in parts:
-                piece.grad = slope
-                self._optimiser.state[piece] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
-        return self._optimiser
+    def _adam(self, grad: Tensor) -> None:
+        """torch's fused Adam on the block in pieces, without the optimiser around it, which takes as long as the update of a small network."""
+        size = self._piece
+        means, squares = (moment.split(size) for moment in self.moments)
+        self.adam_steps += 1
+        torch._fused_adam_(
+            self.values.data.split(size),
+            grad.split(size),
+            means,
+            squares,
+            [],
+            self.adam_steps.unbind(),
+            lr=self.paces[0],
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradient of the summed loss [S]; `update` uses it."""
@@ -110,7 +117,7 @@ class FlatParameters:
         self._clip(grad)
         scale, tau, power = self.curve
         self.paces.copy_(scale * (1 + step / tau) ** power)
-        self._adam().step()
+        self._adam(grad)
         self.average.lerp_(self.values, self.paces[1])
         if self.follower is not None:
             self.follower.lerp_(self.values, self.FOLLOW)
@@ -123,8 +130,8 @@ class FlatParameters:
         else:
             each = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in self._by_seed])
             torch.linalg.vector_norm(each, dim=0, out=self.norms)
-        scale = (self.clip / self.norms.clamp(min=1e-12)).clamp(max=1)
-        if grad.is_cuda or bool((scale != 1).any()):  # NaN is not 1
+        if grad.is_cuda or not bool((self.norms <= self.clip).all()):  # NaN is not below either
+            scale = (self.clip / self.norms.clamp(min=1e-12)).clamp(max=1)
             for g in self._by_seed:
                 g.mul_(scale.unsqueeze(1))
 
@@ -138,7 +145,14 @@ class FlatParameters:
     def followed(self) -> dict[str, Tensor]:
         """The follower's parameters by name, as views."""
         assert self.follower is not None
-        return {name: self.follower[here].view(self.named[name].shape) for name, here in self.slices.items()}
+        return self._views(self.follower)
+
+    def averaged(self) -> dict[str, Tensor]:
+        """The averaged parameters by name, as views."""
+        return self._views(self.average)
+
+    def _views(self, whole: Tensor) -> dict[str, Tensor]:
+        return {name: whole[here].view(self.named[name].shape) for name, here in self.slices.items()}
 
     def _vectors(self) -> dict[str, Tensor]:
         parts = {"weight": self.values.data, "average": self.average, "adam_mean": self.moments[0], "adam_square": self.moments[1]}
@@ -157,11 +171,6 @@ class FlatParameters:
         self.adam_steps.copy_(state["adam_step"])
 
 
-@cache
-def fused_kernel() -> Any:
-    """The module of the kernels that do an update at once; None where there is no Triton, or none that works."""
-    try:
-        from stochflow import adam_kernel
-    except ImportError:
-        return None
-    return adam_kernel if adam_kernel.works() else None
+def fused_kernel(device: torch.device, follow: bool) -> Any:
+    """The module of the kernels that do an update at once; None where they cannot be had."""
+    return adam_kernel if device.type == "cuda" and adam_kernel.kernels(device, follow) is not None else None

@@ -26,6 +26,7 @@ SMALL_HEAD = 32  # outputs whose weights are in shared memory
 MOST_MOVES = 256
 MOST_ROWS = 8  # trajectories a block
 HELD = {1: 11, 2: 11, 4: 11, 8: 10}  # groups of four inputs whose weights of the second layer are in registers, by trajectories a block
+MOST_RESIDENT = 4  # blocks of threads a multiprocessor for which registers are saved
 HELD_BESIDE = {1: 8, 2: 8, 4: 10, 8: 10}  # the same beside a large head
 
 
@@ -39,6 +40,7 @@ class Trace(NamedTuple):
     hidden: Tensor  # [S, R, H] the second after it
     outs: Tensor  # [S, R, columns] the head, padded, flows left out where there are many moves
     numbers: Tensor  # [steps, S, B] int32: which early state it was
+    entries: Tensor | None  # [S, R] int32: which row of its look-up table the network read, of the states after the early ones
     early: Early | None
     finals: Tensor  # [S, B] the numbers of the last states, where numbers have 64 bits
 
@@ -154,13 +156,19 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
         shared += placed["HEAD_KEPT"] * 2 * threads
         if shared > most:
             return None
-        defines = common | placed | {"BEGIN": begin, "END": end, "NETWORK": network, "ROWS": rows, "HELD": held, "HANDS_ON": end < steps}
+        groups = -(-batch // rows)
+        together = 256 // hidden if network else 8  # blocks a multiprocessor
+        resident = max(1, min(MOST_RESIDENT, together, -(-groups * seeds // properties.multi_processor_count)))
+        defines = (
+            common
+            | placed
+            | {"RESIDENT": resident, "BEGIN": begin, "END": end, "NETWORK": network, "ROWS": rows, "HELD": held, "HANDS_ON": end < steps}
+        )
         settings = tuple((name, int(value)) for name, value in defines.items())
         kernel = cuda_source.compiled(
-            ("tensor_cores.cuh", "walk.cu"), "walk", settings, 4 * shared, torch.cuda.get_device_capability(device), device.index
+            ("common.cuh", "walk.cu"), "walk", settings, 4 * shared, torch.cuda.get_device_capability(device), device.index
         )
-        together = properties.multi_processor_count * (256 // hidden if network else 8)
-        return None if kernel is None else (kernel, _blocks(-(-batch // rows), seeds, together), 4 * shared)
+        return None if kernel is None else (kernel, _blocks(groups, seeds, together * properties.multi_processor_count), 4 * shared)
 
     parts = [(0, known_steps, False), (known_steps, steps, True)]
     launches = [launch(*part) for part in parts if part[0] < part[1]]
@@ -170,13 +178,13 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     actions, moves = torch.empty(2, horizon, seeds, batch, dtype=torch.long, device=device)
     alive = torch.empty(horizon, seeds, batch, dtype=torch.bool, device=device)
     room = known_states + (steps - known_steps) * batch if trace else 0
-    record = _record(policy, early if trace else None, room, kept, known_steps if trace else 0, batch)
+    record = _record(policy, early if trace else None, room, kept, hidden, known_steps if trace else 0, batch)
     given = record.outs if trace else one.bias if early is None else policy.raw(early.states)
     key = torch.randint(2**31 - 1, (1,), device=device)
     start, tau, chance = explore if isinstance(explore, Fading) else (0.0, 0.0, explore)
     chance = key if chance is None else torch.as_tensor(chance, dtype=torch.float64, device=device)
     arguments = [
-        states, actions, moves, alive, record.sums, record.hidden, record.outs, record.numbers, record.finals,
+        states, actions, moves, alive, record.sums, record.hidden, record.outs, record.numbers, record.numbers if record.entries is None else record.entries, record.finals,
         one.weight, one.bias, two.weight, two.bias, policy.head.weight, policy.head.bias, one.bias if table is None else table, given,
         key, chance, float(start), float(tau), float(getattr(channel, "alpha", 0.0)),
         seeds, batch, 0 if table is None else table.shape[1], room if trace else known_states, room,
@@ -186,17 +194,21 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     return Trajectories(states, actions, moves, alive, nothing((seeds, batch), device), always((seeds, batch), device)), record
 
 
-def _record(policy: Any, early: Early | None, room: int, kept: int, steps: int, batch: int) -> Trace:
+def _record(policy: Any, early: Early | None, room: int, kept: int, hidden: int, steps: int, batch: int) -> Trace:
     """Room for a trace, with what it knows of early states before anyone walks."""
-    seeds, device, hidden = policy.num_seeds, policy.device, policy.trunk.width
+    seeds, device, trunk = policy.num_seeds, policy.device, policy.trunk
+    table = trunk.table.weight if type(trunk) is _LookupTrunk else None
     layers, outs = torch.empty(2, seeds, room, hidden, device=device), torch.empty(seeds, room, kept, device=device)
     numbers = torch.empty(steps, seeds, batch, dtype=torch.int32, device=device)
+    entries = None if table is None else torch.empty(seeds, room, dtype=torch.int32, device=device)
     if early is not None:
-        (one, two), head, many = policy.trunk.layers, policy.head, len(early.states)
+        (one, two), head, many = (trunk if table is None else trunk.mlp).layers, policy.head, len(early.states)
         first, second, made = layers[0, :, :many], layers[1, :, :many], outs[:, :many, : head.weight.shape[2]]
         flags = policy.env.features(early.states) if early.features is None else early.features
         torch.baddbmm(one.bias, flags.expand(seeds, -1, -1), one.weight, out=first)
         torch.baddbmm(two.bias, torch.relu(first), two.weight, out=second).relu_()
-        torch.baddbmm(head.bias[..., :kept], second, head.weight[..., :kept], out=made)
+        torch.baddbmm(head.bias[..., :kept], second, head.weight[:, :hidden, :kept], out=made)
+        if table is not None:  # an early state's number is its row
+            made.baddbmm_(table[:, :many], head.weight[:, hidden:, :kept])
     finals = torch.empty(seeds, batch, dtype=torch.long, device=device)
-    return Trace(layers[0], layers[1], outs, numbers, early, finals)
+    return Trace(layers[0], layers[1], outs, numbers, entries, early, finals)

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stochflow import cpu_balance
+from stochflow import balance_kernel, cpu_balance, noise_kernel
 from stochflow.buffer import Buffer
 from stochflow.capture import WARM_UP, Captured, aside
 from stochflow.dynamics import Dynamics
 from stochflow.evaluate import evaluate
-from stochflow.flat import FlatParameters, fused_kernel
+from stochflow.flat import FlatParameters
 from stochflow.objectives import Objective
 from stochflow.ops import nothing
 from stochflow.oracles import Table
 from stochflow.sources import OnPolicy, Source
-from stochflow.types import Task, Trajectories, World
+from stochflow.types import Judged, Task, Trajectories, World
 
 STATS = (
     "loss",
@@ -75,6 +74,7 @@ class Trainer:
         made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
         self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
         self._balance = direct_gradient(device.type)
+        self._noise = noise_kernel if device.type == "cuda" and noise_kernel.fits(dynamics) else None
         if type(source) is OnPolicy and self._balance is not None and (source.steps is None or device.type == "cuda"):
             # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
@@ -129,16 +129,28 @@ class Trainer:
     @torch.no_grad()
     def _judge_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
         """The same from what the rollout kept, with the gradient already taken."""
-        residual, entropy, log_reward = self._balance_by_trace(traj, note)
+        log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
+        found = self._balance_by_trace(traj, log_reward, note)
         if not note:
             return self.raw_stats[0], []  # which nobody reads
-        return residual.square().mean(1), _figures(traj, self.policy.log_z(None), log_reward, entropy.sum(1))
+        assert found.entropy is not None
+        return found.loss.mean(1), _figures(traj, found.log_flow, log_reward, found.entropy.sum(1))
 
-    def _balance_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradient; residuals, entropies (where asked) and log-rewards of the trajectories [S, B]."""
-        log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
-        trace = self.source.trace_of(traj)
-        return *self._balance.gradient(self.task, self.policy, traj, trace, log_reward, self.policy_flat, note), log_reward
+    def _balance_by_trace(self, traj: Trajectories, log_reward: Tensor, note: bool) -> Judged:
+        """The gradient into the flat block, and what was found on the way."""
+        trace, log_k = self.source.trace_of(traj), self._arrivals(traj)
+        return self._balance.gradient(self.task, self.policy, self.objective, traj, trace, log_reward, log_k, self.policy_flat, note)
+
+    def _arrivals(self, traj: Trajectories) -> Tensor | None:
+        """[T, S, B, M]: log P(the realised move | each action) by the model of the noise, with averaged weights as everywhere in a balance;
+        None where what is meant happens."""
+        if self.dynamics.exact:
+            return None
+        if self._noise is not None and self.dynamics_flat is not None:
+            return self._noise.arrivals(self.dynamics, self.dynamics_flat.averaged(), traj)
+        env, here = self.task.env, traj.states[:-1]
+        with self._steady_dynamics():
+            return self.dynamics.arrivals(here, env.real_moves(env.moves(here)), traj.moves)
 
     def iterate(self, note: bool = True) -> None:
         """One iteration; on a GPU, from the second on, a replay of its recording. Figures that nobody reads need no noting."""
@@ -162,7 +174,8 @@ class Trainer:
                 terms = evaluate(self.task, self.policy, self.dynamics, traj, self.step, frozenset({"log_move", "log_pb"}))
                 said = terms.log_reward - (terms.log_move - terms.log_pb).sum(0)
             else:
-                said = self.policy.log_z(None) - self._balance_by_trace(traj, False)[0]
+                log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
+                said = self._balance_by_trace(traj, log_reward, False).estimate
             self.policy.start_log_z(said.mean(1))
         self.learn(traj)
 
@@ -240,8 +253,11 @@ class Trainer:
 
     def _dynamics_step(self, traj: Trajectories) -> tuple[Tensor, Tensor]:
         assert self.dynamics_flat is not None
-        loss = self._dynamics_loss(traj)
-        self.dynamics_flat.differentiate(loss)
+        if self._noise is not None:
+            loss = self._noise.differentiate(self.dynamics, traj, self.dynamics_flat)
+        else:
+            loss = self._dynamics_loss(traj)
+            self.dynamics_flat.differentiate(loss)
         return loss.detach(), self.dynamics_flat.update(self.step)
 
     @torch.no_grad()
@@ -314,15 +330,6 @@ def _figures(batch: Trajectories, log_z: Tensor, log_reward: Tensor, entropy: Te
     return [log_z.mean(1), batch.score.mean(1), log_reward.mean(1), length.mean(1), entropy / length.sum(1).clamp(min=1)]
 
 
-@cache
 def direct_gradient(device: str) -> Any:
     """The module that takes gradients without autograd where it fits; None where there is none."""
-    if device == "cpu":
-        return cpu_balance
-    if device != "cuda":
-        return None
-    if fused_kernel() is None:
-        return None
-    from stochflow import balance_kernel
-
-    return balance_kernel
+    return {"cpu": cpu_balance, "cuda": balance_kernel}.get(device)

@@ -81,6 +81,15 @@ class Terms(NamedTuple):
     law: Tensor  # [T, S, B, M] log-probability of every move at each state
 
 
+class Judged(NamedTuple):
+    """What is found on the way to a gradient that is taken without autograd."""
+
+    loss: Tensor  # [S, B] a trajectory's part: their mean is the loss
+    estimate: Tensor  # [S, B] of log Z: log R - sum of log p(move) - log P_B
+    entropy: Tensor | None  # [S, B] of the policy, summed over the steps; None: nobody asked
+    log_flow: Tensor  # [S, 1] of the first state, as learned: log Z
+
+
 class World(NamedTuple):
     """What an objective that looks beyond the trajectory may use (`Objective.loss`)."""
 

@@ -13,7 +13,7 @@
 // launch follows), TRACE, STRING (else a grid), D columns of a state, SIZE of the alphabet or the grid's side, M moves, STOP among them (-1:
 // none), LEAST letters before it, OUT outputs of which COLUMNS are kept, SMALL_HEAD (they are few), W width of a look-up table (0: none),
 // EXPLORES, SLIPS, ROWS, THREADS, UNITS, FEATURES, REST_SHARED and FIRST_SHARED (what there is room for), HELD groups of four inputs whose weights
-// are in registers, HEAD_KEPT inputs a thread whose weights of a large head are in shared memory, EARLY, EARLY_STATES and EARLY_WIDTH.
+// are in registers, RESIDENT blocks that are to share a multiprocessor, HEAD_KEPT inputs a thread whose weights of a large head are in shared memory, EARLY, EARLY_STATES and EARLY_WIDTH.
 //
 // With TRACE, what the network makes of every state that is reached stays in sums (the first layer before its rectifier), hiddens (the
 // second after it) and outs. Rows come in the order of steps, after those of the early states, whose numbers are noted instead.
@@ -63,36 +63,11 @@ struct alignas(4 * UNITS) Units {
     float of[UNITS];
 };
 
-// Adds up V sums over lanes that differ in the bits of 2 * O - 1; each is left with its share of them, in front.
-template <int V, int O>
-__device__ __forceinline__ void gather(float* sum, int lane) {
-    if constexpr (O > 0 && V > 1) {
-        const bool upper = lane & O;
-#pragma unroll
-        for (int i = 0; i < V / 2; ++i) {
-            const float other = __shfl_xor_sync(~0u, upper ? sum[i] : sum[i + V / 2], O);
-            sum[i] = (upper ? sum[i + V / 2] : sum[i]) + other;
-        }
-        gather<V / 2, O / 2>(sum, lane);
-    } else if constexpr (O > 0) {
-        sum[0] += __shfl_xor_sync(~0u, sum[0], O);
-        gather<1, O / 2>(sum, lane);
-    }
-}
-
-// Which of the V sums comes first among those that `gather` leaves to this lane.
-template <int V, int O>
-__device__ __forceinline__ int gathered(int lane) {
-    if constexpr (O > 0 && V > 1)
-        return (lane & O ? V / 2 : 0) + gathered<V / 2, O / 2>(lane);
-    else
-        return 0;
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
     i64* states, i64* actions, i64* moves, signed char* alives,       // [T+1, S, B, D], [T, S, B]
     float* sums, float* hiddens, float* outs,                         // with TRACE: [S, kept, H] twice, [S, kept, COLUMNS]
-    int* numbers, i64* finals,  // with TRACE: [EARLY, S, B]; always: [S, B] of the last states (handed on: ~ of those that have stopped)
+    int* numbers, int* entries,  // with TRACE: [EARLY, S, B]; and a table: [S, kept] which of its rows each late state has
+    i64* finals,                 // [S, B] numbers of the last states (handed on: ~ of those that have stopped)
     const float* first, const float* first_bias, const float* second, const float* second_bias, const float* head,
     const float* head_bias, const float* table, const float* early,   // [S, ...] each; early [S, early_rows, EARLY_WIDTH]
     const i64* seed, const double* step, double start, double tau, double alpha,  // explores by start / (1 + step / tau); tau 0: by `step`
@@ -159,6 +134,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
     const float chance = !EXPLORES ? 0.f : tau > 0 ? (float)(start * tau / (tau + *step)) : (float)*step;
     asm volatile("cp.async.wait_all;");
 
+    auto wait = [] {  // without a network, every warp goes its own way
+        if (NETWORK)
+            __syncthreads();
+        else
+            __syncwarp();
+    };
     for (int from = blockIdx.x * ROWS; from < batch; from += gridDim.x * ROWS) {
         // of the trajectory that this warp walks, if any
         const int b = from + warp;
@@ -177,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                 if (!BEGIN) *here = STRING ? SIZE : 0;
                 state[warp * D + d] = (int)*here;
             }
-        __syncthreads();
+        wait();
         float total[OWNED];  // of the first layer before its rectifier: trajectories owner, owner + OWNERS, ...
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {
@@ -214,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                     if (i % COLUMNS < M) draw(t, i / COLUMNS, i % COLUMNS);
         };
         prepare(BEGIN);
-        __syncthreads();
+        wait();
 
         int t = BEGIN;
         for (bool going = true; going && t < END; ++t) {
@@ -353,6 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
             bool goes = false, alive = false;
             int action = 0, move = 0;
             if (walks && TRACE && !NETWORK && lane == 0) numbers[at] = (int)number;
+            if (walks && TRACE && NETWORK && W && lane == 0) entries[ROW(t, b)] = entry[warp];
             if (walks && t < T) {
                 const float* thrown = coins + (t % 2 * ROWS + warp) * 2;
                 const bool blind = EXPLORES && thrown[0] < chance;
@@ -393,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                 }
             }
             if (t + 1 < T) prepare(t + 1);
-            going = __syncthreads_or(goes);
+            going = NETWORK ? __syncthreads_or(goes) : goes;
 
             // what is to be known of it, and the features that it changes
             if (walks) {
@@ -423,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                     if (feature[r] >= 0) hidden[r * (H + W) + H + at] = table[(i64)entry[r] * W + at];
                 }
             }
-            __syncthreads();
+            wait();
         }
 
         if (walks && lane == 0) finals[(i64)s * batch + b] = HANDS_ON && stopped ? ~number : number;
@@ -439,6 +421,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(
                     for (int d = lane; d < D; d += 32) states[(at + (i64)seeds * batch) * D + d] = state[warp * D + d];
                 }
             }
-        __syncthreads();
+        wait();
     }
 }

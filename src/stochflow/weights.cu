@@ -4,7 +4,8 @@
 // time, while those before them are multiplied. Where there are several shares, results are added, atomically, to zeros.
 //
 // Defined by the host (balance_kernel.py): H hidden units, OUT outputs, COLUMNS of which have slopes, D columns of a state, SIZE values each,
-// FEATURES of them together, LISTED (which states were reached is in a list; else all), TILE (64), DEPTH (32) and STAGES.
+// FEATURES of them together, W width of a look-up table whose rows are inputs of the head beside the hidden units (0: none), LISTED (which states
+// were reached is in a list; else all), TILE (64), DEPTH (32) and STAGES.
 
 #define THREADS 128
 #define STRIDE (TILE + 8)  // of a row in shared memory: a warp's reads meet no bank twice
@@ -17,11 +18,18 @@ __device__ __forceinline__ void put(float* to, float value) {
         *to = value;
 }
 
-// One layer's block: inputs [.., WIDTH], or flags of the states, times slopes [.., GIVEN], into [inputs, OUTPUTS].
-template <bool FLAGS, int INPUTS, int WIDTH, int OUTPUTS, int GIVEN>
-__device__ __forceinline__ void block(float* to_weight, float* to_bias, const float* inputs, const float* slopes, const i64* early,
-                                      const i64* path, const int* list, int s, int row, int column, int begin, int end, int seeds, int batch,
-                                      int early_steps, int early_states) {
+// One layer's block: inputs [.., width] times slopes [.., given], into [width, outputs]. FLAGS: the inputs are flags of the states. With `entries`
+// they are rows of a table, a number for each late state, and have no bias; else they are what comes before or after a rectifier.
+struct Layer {
+    float *to_weight, *to_bias;
+    const float *inputs, *slopes;
+    int width, outputs, given;
+    const int* entries;
+};
+
+template <bool FLAGS>
+__device__ __forceinline__ void block(const Layer& layer, const i64* early, const i64* path, const int* list, int s, int row, int column, int begin,
+                                      int end, int seeds, int batch, int early_steps, int early_states) {
     extern __shared__ float memory[];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const int k4 = tid / 16, n4 = tid % 16 * 4;  // what this thread copies: rows k4, k4 + 8, ..., four columns of each
@@ -42,9 +50,10 @@ __device__ __forceinline__ void block(float* to_weight, float* to_bias, const fl
         for (int q = 0; q < 4; ++q) {
             const i64 at = next[q] < 0 ? 0 : next[q];
             const int m = row * TILE + n4, n = column * TILE + n4;
-            const bool there = next[q] >= 0 && n < GIVEN;
-            if (!FLAGS) ahead<16>(a + (k4 + 8 * q) * STRIDE + n4, inputs + at * WIDTH + (m < WIDTH ? m : 0), next[q] >= 0 && m < WIDTH);
-            ahead<16>(b + (k4 + 8 * q) * STRIDE + n4, slopes + at * GIVEN + (there ? n : 0), there);
+            const bool there = next[q] >= 0 && n < layer.given, known = next[q] >= 0 && m < layer.width;
+            const i64 from = layer.entries && at >= early_states ? layer.entries[at] : at;
+            if (!FLAGS) ahead<16>(a + (k4 + 8 * q) * STRIDE + n4, layer.inputs + from * layer.width + (known ? m : 0), known);
+            ahead<16>(b + (k4 + 8 * q) * STRIDE + n4, layer.slopes + at * layer.given + (there ? n : 0), there);
         }
         if (FLAGS) {
             const int late = flagged - early_states;
@@ -83,22 +92,22 @@ __device__ __forceinline__ void block(float* to_weight, float* to_bias, const fl
 #pragma unroll
             for (int i = 0; i < 2; ++i)
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    split(fmaxf(a[(k + e / 2 * 4) * STRIDE + m0 + i * 16 + e % 2 * 8], 0.f), a_lead[i][e], a_trail[i][e]);
+                for (int e = 0; e < 4; ++e) {
+                    const float value = a[(k + e / 2 * 4) * STRIDE + m0 + i * 16 + e % 2 * 8];
+                    split(layer.entries ? value : fmaxf(value, 0.f), a_lead[i][e], a_trail[i][e]);
+                }
 #pragma unroll
             for (int j = 0; j < 4; ++j)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) split(b[(k + e * 4) * STRIDE + n0 + j * 8], b_lead[j][e], b_trail[j][e]);
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
+            for (int product = FLAGS; product < 3; ++product)  // in an order in which none waits for the one before
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if (!FLAGS) multiply(sum[i][j], a_trail[i], b_lead[j]);
-                    multiply(sum[i][j], a_lead[i], b_trail[j]);
-                    multiply(sum[i][j], a_lead[i], b_lead[j]);
-                }
+                for (int i = 0; i < 2; ++i)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) multiply(sum[i][j], product ? a_lead[i] : a_trail[i], product == 1 ? b_trail[j] : b_lead[j]);
         }
-        if (row == 0 && tid < TILE)
+        if (!layer.entries && row == 0 && tid < TILE)
 #pragma unroll
             for (int k = 0; k < DEPTH; ++k) total += b[k * STRIDE + tid];
     }
@@ -110,45 +119,59 @@ __device__ __forceinline__ void block(float* to_weight, float* to_bias, const fl
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int m = row * TILE + m0 + i * 16 + e / 2 * 8, n = column * TILE + warp % 2 * 32 + j * 8 + lane % 4 * 2 + e % 2;
-                if (m < INPUTS && n < OUTPUTS) put(to_weight + (i64)m * OUTPUTS + n, sum[i][j][e]);
+                if (m < layer.width && n < layer.outputs) put(layer.to_weight + (i64)m * layer.outputs + n, sum[i][j][e]);
             }
-    if (row == 0 && tid < TILE && column * TILE + tid < OUTPUTS) put(to_bias + column * TILE + tid, total);
+    if (!layer.entries && row == 0 && tid < TILE && column * TILE + tid < layer.outputs) put(layer.to_bias + column * TILE + tid, total);
 }
 
-// Programs: the blocks of the second layer, then those of the head, then, if any, those of the first; times shares; times seeds.
+// Programs: the blocks of the second layer, then those of the head, of its inputs from the table, and, if any, those of the first layer; times
+// shares; times seeds.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) weights(
     float* to_first, float* to_first_bias, float* to_second, float* to_second_bias, float* to_head, float* to_head_bias, float* to_log_z,
     const i64* early, const i64* path,                     // [early_states, D], [T+1, S, B, D] the states
     const int* list, const int* counts,                    // [S, rows - early_states] the states that were reached after the early ones, [S]
-    const float* sums, const float* hiddens, const float* slopes, const float* to_hidden, const float* to_sums,  // [S, rows, ...]
-    const float* residuals, double z_scale, int seeds, int batch, int rows, int early_steps, int early_states) {
+    const float* sums, const float* hiddens,               // [S, rows, H]
+    const float* table, const int* entries,                // [S, table_rows, W], [S, rows] which of them a late state has
+    const float* slopes, const float* to_hidden, const float* to_sums,  // [S, rows, ...]
+    const float* said, double z_scale, int seeds, int batch, int rows, int early_steps, int early_states, int table_rows) {  // said [S, B] to log Z
     const int s = blockIdx.z, p = blockIdx.x, many = LISTED ? early_states + counts[s] : rows;
     const int share = (many + DEPTH * gridDim.y - 1) / (DEPTH * gridDim.y) * DEPTH;
     const int begin = blockIdx.y * share, end = min(many, begin + share);
 
     if (p == 0 && blockIdx.y == 0) {
         float total = 0.f;
-        for (int b = threadIdx.x; b < batch; b += THREADS) total += residuals[s * batch + b];
+        for (int b = threadIdx.x; b < batch; b += THREADS) total += said[s * batch + b];
         for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
         __shared__ float each[THREADS / 32];
         if (threadIdx.x % 32 == 0) each[threadIdx.x / 32] = total;
         __syncthreads();
-        if (threadIdx.x == 0) to_log_z[s] = (float)(2 * z_scale / batch) * (each[0] + each[1] + each[2] + each[3]);
+        if (threadIdx.x == 0) to_log_z[s] = (float)z_scale * (each[0] + each[1] + each[2] + each[3]);
     }
     if (gridDim.y > 1 && begin >= end) return;
 
     const i64 at = (i64)s * rows;
     list += (i64)s * (rows - early_states);
-    constexpr int ACROSS = TILES(H), OUTPUTS = TILES(OUT);
-    if (p < ACROSS * ACROSS)
-        block<false, H, H, H, H>(to_second + s * H * H, to_second_bias + s * H, sums + at * H, to_hidden + at * H, early, path, list, s, p / ACROSS,
-                                 p % ACROSS, begin, end, seeds, batch, early_steps, early_states);
-    else if (p < ACROSS * (ACROSS + OUTPUTS))
-        block<false, H, H, OUT, COLUMNS>(to_head + (i64)s * H * OUT, to_head_bias + s * OUT, hiddens + at * H, slopes + at * COLUMNS, early, path,
-                                         list, s, (p - ACROSS * ACROSS) / OUTPUTS, (p - ACROSS * ACROSS) % OUTPUTS, begin, end, seeds, batch,
-                                         early_steps, early_states);
-    else
-        block<true, FEATURES, H, H, H>(to_first + (i64)s * FEATURES * H, to_first_bias + s * H, sums + at * H, to_sums + at * H, early, path, list,
-                                       s, (p - ACROSS * (ACROSS + OUTPUTS)) / ACROSS, (p - ACROSS * (ACROSS + OUTPUTS)) % ACROSS, begin, end,
-                                       seeds, batch, early_steps, early_states);
+    constexpr int ACROSS = TILES(H), OUTPUTS = TILES(OUT), SECOND = ACROSS * ACROSS, HEAD = ACROSS * OUTPUTS, TABLE = TILES(W) * OUTPUTS;
+    to_head += (i64)s * (H + W) * OUT;
+    if (p < SECOND + HEAD + TABLE) {
+        Layer layer = {to_second + s * H * H, to_second_bias + s * H, sums + at * H, to_hidden + at * H, H, H, H, nullptr};
+        int q = p;
+        if (p >= SECOND) {
+            q = p - SECOND;
+            layer = {to_head, to_head_bias + s * OUT, hiddens + at * H, slopes + at * COLUMNS, H, OUT, COLUMNS, nullptr};
+        }
+        if (p >= SECOND + HEAD) {
+            q = p - SECOND - HEAD;
+            layer.to_weight += H * OUT;
+            layer.inputs = table + (i64)s * table_rows * W;
+            layer.width = W;
+            layer.entries = entries + at;
+        }
+        const int wide = p < SECOND ? ACROSS : OUTPUTS;
+        block<false>(layer, early, path, list, s, q / wide, q % wide, begin, end, seeds, batch, early_steps, early_states);
+    } else {
+        const int q = p - SECOND - HEAD - TABLE;
+        const Layer layer = {to_first + (i64)s * FEATURES * H, to_first_bias + s * H, nullptr, to_sums + at * H, FEATURES, H, H, nullptr};
+        block<true>(layer, early, path, list, s, q / ACROSS, q % ACROSS, begin, end, seeds, batch, early_steps, early_states);
+    }
 }

@@ -64,7 +64,6 @@ def plain(state):
 @pytest.mark.parametrize("trace", [False, True])
 def test_launches_cover_all_steps_and_all_trajectories_and_fit_the_chip(launched, chip, case, trace):
     env, net, channel, seeds, batch = CASES[case]
-    trace = trace and isinstance(net, MLP)  # a trace knows no look-up table
     policy = Policy(env, net, seeds=range(seeds))
     launches = launched(Task(env, channel, plain, Linear()), policy, batch, 0.1, trace, CHIPS[chip])
     assert 1 <= len(launches) <= 2

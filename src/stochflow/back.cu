@@ -1,0 +1,120 @@
+// What the loss says to the inputs of a layer: slopes of its outputs times its weights, where the input was above zero. A block of threads makes
+// TILE states x TILE inputs of one seed on tensor cores; outputs come through shared memory, DEPTH at a time, while those before are multiplied.
+//
+// Of a head some inputs may be a row of a look-up table, which has no rectifier: what is said to them is added to that row's gradient.
+// Defined by the host (balance_kernel.py): H hidden units, LISTED (which states were reached is in a list; else all), TILE (32 or 64), DEPTH, STAGES.
+
+#define THREADS (SMALL ? 128 : 256)
+#define ACROSS (SMALL ? 2 : 4)  // warps along the inputs, and two along the states
+#define STRIDE (DEPTH + 4)  // of a row in shared memory: a warp's reads meet no bank twice
+#define ROWS (TILE / 32)    // of 16 states a warp
+#define COLUMNS (TILE / ACROSS / 8)  // of 8 inputs a warp
+#define SMALL (TILE == 32)  // blocks have registers for what they will need in the end, and little else to do while they wait
+#define COPIES (TILE * DEPTH / 4 / THREADS)
+
+extern "C" __global__ void __launch_bounds__(THREADS) back(
+    float* to_inputs, float* to_table,                           // [S, rows, H]; added to: [S, table_rows, width]
+    const float* slopes, const float* inputs, const float* weight,  // [S, rows, given], [S, rows, H], [S, H + width, outputs]
+    const int* entries, const int* list, const int* counts,      // [S, rows] the table's row of a late state; the late states that were reached, [S]
+    int rows, int early_states, int table_rows, int width, int outputs, int given) {  // of `given` columns the first `outputs`, if so many, count
+    extern __shared__ float memory[];
+    const int s = blockIdx.z, tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
+    const int many = LISTED ? early_states + counts[s] : rows, row = blockIdx.x * TILE, column = blockIdx.y * TILE;
+    if (row >= many) return;
+    auto state = [&](int i) { return i >= many ? -1 : !LISTED || i < early_states ? i : list[(i64)s * (rows - early_states) + i - early_states]; };
+    const int k4 = tid % (DEPTH / 4) * 4, line = tid / (DEPTH / 4);  // what this thread copies: four outputs of lines `line`, and so on
+    constexpr int LINES = THREADS / (DEPTH / 4);
+    const float* from[COPIES];
+#pragma unroll
+    for (int q = 0; q < COPIES; ++q) {
+        const int found = state(row + line + q * LINES);
+        from[q] = found < 0 ? nullptr : slopes + ((i64)s * rows + found) * given;
+    }
+    const bool even = outputs % 4 == 0;
+    auto copy = [&](int chunk, int stage) {
+        float* a = memory + stage * 2 * TILE * STRIDE;
+        float* b = a + TILE * STRIDE;
+        const int k = chunk * DEPTH + k4;
+#pragma unroll
+        for (int q = 0; q < COPIES; ++q) {
+            const int n = column + line + q * LINES;
+            const bool there = from[q] && k < given;
+            ahead<16>(a + (line + q * LINES) * STRIDE + k4, there ? from[q] + k : slopes, there);
+            const float* w = weight + ((i64)s * (H + width) + (n < H + width ? n : 0)) * outputs;
+            float* to = b + (line + q * LINES) * STRIDE + k4;
+            if (even)
+                ahead<16>(to, w + (k < outputs ? k : 0), n < H + width && k < outputs);
+            else
+#pragma unroll
+                for (int i = 0; i < 4; ++i) ahead<4>(to + i, w + (k + i < outputs ? k + i : 0), n < H + width && k + i < outputs);
+        }
+    };
+    int found[ROWS][2];  // states and inputs whose results this thread has in the end
+    float2 x[ROWS][2][COLUMNS];
+#define INPUT(j) (column + n0 - lane / 4 + (j)*8 + lane % 4 * 2)
+    auto prepare = [&](int n0, int m0) {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                found[i][half] = state(row + m0 + i * 16 + half * 8);
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j)
+                    if (SMALL && found[i][half] >= 0 && INPUT(j) < H) x[i][half][j] = *(const float2*)(inputs + ((i64)s * rows + found[i][half]) * H + INPUT(j));
+            }
+    };
+    float sum[ROWS][COLUMNS][4] = {}, fine[ROWS][COLUMNS][4] = {};
+    const int chunks = (min(given, outputs) + DEPTH - 1) / DEPTH, m0 = warp / ACROSS * (TILE / 2) + lane / 4, n0 = warp % ACROSS * (TILE / ACROSS) + lane / 4;
+    for (int c = 0; c < STAGES - 1; ++c) {
+        if (c < chunks) copy(c, c);
+        asm volatile("cp.async.commit_group;");
+    }
+    prepare(n0, m0);
+    for (int c = 0; c < chunks; ++c) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        __syncthreads();
+        if (c + STAGES - 1 < chunks) copy(c + STAGES - 1, (c + STAGES - 1) % STAGES);
+        asm volatile("cp.async.commit_group;");
+        const float* a = memory + c % STAGES * 2 * TILE * STRIDE;
+        const float* b = a + TILE * STRIDE;
+#pragma unroll
+        for (int k = lane % 4; k < DEPTH; k += 8) {
+            u32 a_lead[ROWS][4], a_trail[ROWS][4], b_lead[COLUMNS][2], b_trail[COLUMNS][2];
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) split(a[(m0 + i * 16 + e % 2 * 8) * STRIDE + k + e / 2 * 4], a_lead[i][e], a_trail[i][e]);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) split(b[(n0 + j * 8) * STRIDE + k + e * 4], b_lead[j][e], b_trail[j][e]);
+#pragma unroll
+            for (int product = 0; product < 3; ++product)  // in an order in which none waits for the one before
+#pragma unroll
+                for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; ++j)
+                        multiply(product == 1 && SMALL ? fine[i][j] : sum[i][j], product ? a_lead[i] : a_trail[i], product == 1 ? b_trail[j] : b_lead[j]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (found[i][half] < 0) continue;
+            const i64 at = (i64)s * rows + found[i][half];
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                const int n = INPUT(j);
+                const float left = sum[i][j][half * 2] + fine[i][j][half * 2], right = sum[i][j][half * 2 + 1] + fine[i][j][half * 2 + 1];
+                if (n < H) {
+                    const float2 over = SMALL ? x[i][half][j] : *(const float2*)(inputs + at * H + n);
+                    *(float2*)(to_inputs + at * H + n) = make_float2(over.x > 0 ? left : 0.f, over.y > 0 ? right : 0.f);
+                } else if (n < H + width) {  // an early state's number is its row of the table
+                    const i64 entry = (i64)s * table_rows + (found[i][half] < early_states ? found[i][half] : entries[at]);
+                    atomicAdd(to_table + entry * width + n - H, left);
+                    atomicAdd(to_table + entry * width + n - H + 1, right);
+                }
+            }
+        }
+}
