@@ -165,7 +165,7 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "hardware": hardware(given.device) + ("" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"),
         "versions": {name: library.versions for name, library in made.items()},
         "import_s": {name: library.import_s for name, library in made.items()},
-        "settings": {**NET, "lr": 1e-3, "windows": WINDOWS, "budget_s": given.budget, "stochflow": dict(given.settings)},
+        "settings": {**NET, "lr": 1e-3, "windows": WINDOWS, "budget_s": given.budget, "window": given.window, "stochflow": dict(given.settings)},
         "speed": [],
         "noise": [],
         "seeds": [],
@@ -173,7 +173,6 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "compiled": [],
     }
     common = {"device": given.device, "threads": given.threads, "folder": str(folder), "budget": given.budget, "limit": given.limit}
-    common |= {"window": given.window} if given.window else {}
     for kind, question, who in questions(given):
         row: dict[str, Any] = dict(question)
         for name in who:
@@ -188,6 +187,8 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 "chunk": chunk(given, question),
                 "warm": warm(given, question),
             }
+            if given.window and question["task"].startswith("grid"):  # whose trajectories grow while a policy learns
+                spec["window"] = given.window
             if name == "stochflow":
                 spec["settings"] = dict(given.settings) | ({"compile": True} if kind == "compiled" else {})
             row[name] = made[name].ask(spec)
@@ -255,7 +256,7 @@ def main() -> None:
     a.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=LIBRARIES)
     a.add_argument("--budget", type=float, default=2.0, help="seconds of measuring a figure")
     a.add_argument("--warm", type=int, help="iterations before the clock starts (default 300 at batch 16 on the CPU, else 20)")
-    a.add_argument("--window", type=int, help="the most iterations a window: all libraries are then timed over the same stretch of learning")
+    a.add_argument("--window", type=int, help="on grids, the most iterations a window: all libraries are then timed over the same stretch of learning")
     a.add_argument("--most", type=float, default=30.0, help="seconds of training after which a TV counts as not reached; 0: not asked")
     a.add_argument("--tv-seeds", type=int, default=3, help="runs of which the median time to a TV is taken")
     a.add_argument("--limit", type=int, default=120, help="seconds after which one configuration is given up")
