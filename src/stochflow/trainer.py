@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stochflow import balance_kernel, cpu_balance, noise_kernel
+from stochflow import balance_kernel, cpu_balance, cpu_noise, noise_kernel
 from stochflow.buffer import Buffer
 from stochflow.capture import WARM_UP, Captured, aside
 from stochflow.dynamics import Dynamics
@@ -74,7 +74,7 @@ class Trainer:
         made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
         self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
         self._balance = direct_gradient(device.type)
-        self._noise = noise_kernel if device.type == "cuda" and noise_kernel.fits(dynamics) else None
+        self._noise = next((module for module in (cpu_noise, noise_kernel) if module.fits(dynamics)), None)
         if type(source) is OnPolicy and self._balance is not None and (source.steps is None or device.type == "cuda"):
             # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
