@@ -116,7 +116,7 @@ def _gradient(
         (threads, 1, 1),
         [
             slopes, losses, estimates, entropies, to_log_z, reached, met, counts, outs, numbers, traj.states, traj.moves, traj.alive,
-            outs if log_k is None else log_k, taken, log_reward.contiguous(), policy.log_z_unit, policy.LOG_Z_SCALE, seeds, batch, rows, shared,
+            outs if log_k is None else log_k.float().contiguous(), taken, log_reward.contiguous(), policy.log_z_unit, policy.LOG_Z_SCALE, seeds, batch, rows, shared,
         ],
         0,
     )  # fmt: skip

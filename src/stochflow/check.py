@@ -381,7 +381,7 @@ def _longest(env: Any, states: Tensor) -> int:
 
 @torch.no_grad()
 def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) -> None:
-    """Proves that P(move | state, action) is a law on the legal moves, that each of them can happen, and that `marginal` agrees."""
+    """Proves that P(move | state, action) is a law on the legal moves, that each of them can happen, and that `marginal` and `arrivals` agree."""
     dice = torch.Generator().manual_seed(seed)
     state = _walks(env, samples, seed).flatten(0, 1).unique(dim=0)
     state = state[~env.complete(state)]
@@ -446,6 +446,21 @@ def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) 
             f"marginal() of {channel!r} is off by {float(gap[0, i]):.3g} from the sum of log_probs() over actions at {_show(env, state[0, i])}: "
             "correct it, or leave it out and the sum is taken for you"
         )
+    for move in range(env.num_moves):
+        happened = torch.full(state.shape[:-1], move)
+        may = legal & legal[..., move : move + 1]
+        said, meant_law = (f(state, legal, happened, memory) for f in (channel.arrivals, lambda *x: Channel.arrivals(channel, *x)))
+        if said.shape != legal.shape:
+            raise UserError(
+                f"arrivals() of {channel!r} gives shape {tuple(said.shape)}, but {tuple(legal.shape)} is needed: one entry an action"
+            )
+        gap = torch.where(may, (said.exp() - meant_law.exp()).abs(), 0).amax(-1)
+        if not bool((gap <= EXACT).all()):
+            i = int(gap.nan_to_num(math.inf).argmax())
+            raise UserError(
+                f"arrivals() of {channel!r} is off by {float(gap[0, i]):.3g} from log_probs() for move {move} at {_show(env, state[0, i])}: "
+                "correct it, or derive from a channel that does not define it, and log_probs() is asked for you"
+            )
 
 
 @torch.no_grad()

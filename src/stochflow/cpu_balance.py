@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stochflow import cpu_walk
 from stochflow.cpu_walk import Trace
+from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
 from stochflow.nets import _LookupTrunk, _MLPTrunk
 from stochflow.objectives import MARGINAL, DetailedBalance, Objective, TrajectoryBalance
@@ -31,9 +32,10 @@ def plain(task: Task, policy: Any, dynamics: Any, objective: Objective) -> bool:
     return (
         type(objective) in (TrajectoryBalance, DetailedBalance)
         and objective.form is MARGINAL
+        and type(task.env) in (Grid, Strings)
         and type(getattr(policy, "trunk", None)) in (_MLPTrunk, _LookupTrunk)
         and not policy.back_action
-        and dynamics.begin(task.env.initial((1, 1))) is None
+        and dynamics.begin(task.env.initial((policy.num_seeds, 1)).to(policy.device)) is None
     )
 
 
@@ -60,6 +62,21 @@ def gradient(
 
     `log_k` [T, S, B, M] = log P(the realised move | each action); None: what is meant happens.
     """
+    with np.errstate(all="ignore"):  # a run that diverges says so in its figures
+        return _gradient(task, policy, objective, traj, trace, log_reward, log_k, flat, note)
+
+
+def _gradient(
+    task: Task,
+    policy: Any,
+    objective: Objective,
+    traj: Trajectories,
+    trace: Trace,
+    log_reward: Tensor,
+    log_k: Tensor | None,
+    flat: Any,
+    note: bool,
+) -> Judged:
     env, paid, z = task.env, log_reward.numpy(), policy.log_z(None).numpy()
     seeds, batch = paid.shape
     walked = _walked(traj, trace)
@@ -164,7 +181,7 @@ def _forward(env: Any, walked: _Walked, logits: np.ndarray, mask: np.ndarray, lo
         k[stops] = NEG
         k[stops, env.stop] = 0
     x, e, total = _exponentials(logits, mask)
-    x += k
+    x = np.where(mask, x + k, np.float32(2 * NEG))  # what a channel says of actions that nobody may take is anything
     top = x.max(1, keepdims=True)
     led = np.exp(x - top)
     some = led.sum(1)

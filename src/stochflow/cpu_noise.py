@@ -17,13 +17,16 @@ from stochflow.nets import numbers
 from stochflow.ops import masked_log_softmax
 from stochflow.types import Trajectories
 
+MOST_MOVES = 16  # beyond, most pairs of action and move never occur in a state, and autograd, which looks at those that do, is the faster
+
 
 def fits(dynamics: Any) -> bool:
     """Whether this knows the model and its world."""
     if type(dynamics) is not Neural:
         return False
     weight: Any = dynamics.head.weight
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and len(weight) == 1 and numbers(dynamics.env)
+    known = weight.device.type == "cpu" and weight.dtype == torch.float32 and len(weight) == 1
+    return known and dynamics.env.num_moves <= MOST_MOVES and numbers(dynamics.env)
 
 
 class _Asked(NamedTuple):

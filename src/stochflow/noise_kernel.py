@@ -1,7 +1,6 @@
 """A learned model of the noise (`dynamics.Neural`) in two GPU kernels (noise.cu): what it says of the moves of a batch, and the gradient of its loss.
 
 The same as `Neural.arrivals` and as `Neural.loss` by autograd, which cost dozens of kernels of a microsecond each; tests hold one to the other.
-Only `trainer` imports this file, and only on a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def fits(dynamics: Any) -> bool:
 
 
 def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> Tensor:
-    """`Neural.arrivals` with these weights, at all steps of a batch: [T, S, B, M], anything where no decision was taken."""
+    """`Neural.arrivals` with these weights, at all steps of a batch: [T, S, B, M], anything where no decision was taken, or the decision was to stop."""
     made = torch.empty(*traj.moves.shape, dynamics.env.num_moves, device=traj.moves.device)
     _launch(dynamics, "arrivals", traj, [made, *_layers(weights), traj.states, traj.moves, traj.alive])
     return made

@@ -76,6 +76,10 @@ class OnPolicy(Source):
     def trace_of(self, traj):
         return self.trace if traj.states is self._walked else None
 
+    def walks(self, task: Task, policy: Any) -> bool:
+        """Whether it is this policy that walks, and in this world: what it keeps of the way is then of use to whoever trains it."""
+        return self.task.env is task.env and self._policy[0] is policy
+
     def rows(self, policy: Any) -> Tensor | None:
         """A random context for each trajectory; None where there are no contexts."""
         if self.task.env.contexts is None:

@@ -75,7 +75,8 @@ class Trainer:
         self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
         self._balance = direct_gradient(device.type)
         self._noise = next((module for module in (cpu_noise, noise_kernel) if module.fits(dynamics)), None)
-        if type(source) is OnPolicy and self._balance is not None and (source.steps is None or device.type == "cuda"):
+        own = type(source) is OnPolicy and source.walks(task, policy)
+        if own and self._balance is not None and (source.steps is None or device.type == "cuda"):
             # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
         self._pool: Any = None  # memory that all recordings share: they are never replayed at once

@@ -375,6 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
                 }
             }
             if (t + 1 < T) prepare(t + 1);
+            if (!NETWORK) __syncwarp();
             going = NETWORK ? __syncthreads_or(goes) : goes;
 
             // what is to be known of it, and the features that it changes

@@ -53,6 +53,17 @@ def test_closed_form_marginal_is_the_sum_over_actions(env, channel):
 
 
 @pytest.mark.parametrize(("env", "channel"), CASES)
+def test_arrivals_are_the_column_of_a_move(env, channel):
+    states, _, legal = deciding(env)
+    for move in range(env.num_moves):
+        there = legal[:, move]
+        columns = [channel.log_probs(states, legal, torch.full((len(states),), a))[:, move] for a in range(env.num_moves)]
+        found = channel.arrivals(states, legal, torch.full((len(states),), move))
+        meant = legal & there.unsqueeze(1)  # what is said of other actions is anything
+        assert torch.allclose(found[meant].exp(), torch.stack(columns, 1)[meant].exp(), atol=1e-6)
+
+
+@pytest.mark.parametrize(("env", "channel"), CASES)
 def test_rows_are_laws_on_the_legal_moves(env, channel):
     states, _, legal = deciding(env)
     for a in range(env.num_moves):

@@ -78,6 +78,26 @@ def test_with_noise_and_tables_too(world, noise, objective, net, seeds, batch, a
     assert_gradient_of_autograd(trainer, 1e-5)
 
 
+RARE = {  # shapes that the worlds above do not have
+    "a far corner": (Grid(4, 20), MLP(64, 2), True),  # a trajectory of several warps
+    "one step": (Strings("ACGT", 1), MLP(64, 2), True),
+    "a narrow table": (Strings("ACGT", 6), Lookup(64, 2, 16), True),
+    "a wide table": (Strings("ACGT", 6), Lookup(64, 2, 128), True),
+    "a large head that may stop": (Strings(ALPHABET[:40], 20, 3), MLP(64, 2), False),  # and states that are looked at twice
+}
+
+
+@pytest.mark.parametrize("case", RARE)
+@pytest.mark.parametrize("noise", ["", "known"])
+@pytest.mark.parametrize("objective", [TrajectoryBalance(), DetailedBalance()], ids=lambda o: type(o).__name__)
+def test_rare_shapes(case, noise, objective, assert_gradient_of_autograd):
+    env, net, flows = RARE[case]
+    trainer = make(env, net, 2, 50, objective=objective, noise=noise)
+    assert trainer.source.traces == (flows or isinstance(objective, TrajectoryBalance))
+    if trainer.source.traces:
+        assert_gradient_of_autograd(trainer, 1e-5)
+
+
 @pytest.mark.parametrize("objective", [TrajectoryBalance(), DetailedBalance()], ids=lambda o: type(o).__name__)
 def test_a_uniform_way_back_has_no_gradient_and_counts(objective, assert_gradient_of_autograd):
     trainer = make(Grid(3, 5), MLP(64, 2), 2, 16, learned_backward=False, objective=objective)

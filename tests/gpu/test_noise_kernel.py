@@ -62,6 +62,7 @@ def test_arrivals_and_gradient_are_those_of_torch(world, hidden, seeds, batch):
 
 
 def test_what_it_does_not_know_goes_by_autograd():
-    assert not noise_kernel.fits(Neural(Grid(2, 8), hidden=64, layers=2))
-    assert not noise_kernel.fits(Neural(Strings("ABCDEFGHIJ", 4)))
-    assert not noise_kernel.fits(Neural(Grid(4, 40)))
+    assert noise_kernel.fits(Neural(Grid(4, 40)).to("cuda"))
+    assert not noise_kernel.fits(Neural(Grid(2, 8), hidden=64, layers=2).to("cuda"))
+    assert not noise_kernel.fits(Neural(Strings("ABCDEFGHIJ", 4)).to("cuda"))
+    assert not noise_kernel.fits(Neural(Grid(4, 400)).to("cuda"))  # no room for its weights

@@ -315,6 +315,21 @@ class MarginalWrong(Slip):
         return torch.where(legal, log_pi, NEG)
 
 
+class ArrivalsForgotten(Slip):
+    """Written as if `log_probs` were all there is."""
+
+    def log_probs(self, state, legal, action, memory=None):
+        return Slip(self.alpha / 2).log_probs(state, legal, action)
+
+    marginal = Channel.marginal
+    sample = Channel.sample
+
+
+class ArrivalsShort(Slip):
+    def arrivals(self, state, legal, move, memory=None):
+        return super().arrivals(state, legal, move)[..., :-1]
+
+
 class NotANumber(Slip):
     def log_probs(self, state, legal, action, memory=None):
         return super().log_probs(state, legal, action) * math.nan
@@ -334,6 +349,8 @@ BAD_CHANNELS = [
     (Leaky(0.2), "sum to 0.9", "normalise"),
     (Trespasses(0.2), "illegal", "restrict"),
     (MarginalWrong(0.2), "marginal()", "off by"),
+    (ArrivalsForgotten(0.2), "arrivals()", "off by"),
+    (ArrivalsShort(0.2), "arrivals()", "one entry an action"),
     (NotANumber(0.2), "not a number", "NEG"),
     (WrongShape(0.2), "shape", "one entry a move"),
     (DrawsAnother(), "sample()", "probability zero"),

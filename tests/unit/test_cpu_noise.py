@@ -55,3 +55,4 @@ def test_what_it_does_not_know_goes_by_autograd():
     assert not cpu_noise.fits(Tabular(Grid(2, 4)))
     assert not cpu_noise.fits(Neural(Grid(2, 4), (0, 1)))
     assert not cpu_noise.fits(Neural(Strings("ACGT", 40)))  # too many states to have numbers
+    assert not cpu_noise.fits(Neural(Strings("ABCDEFGHIJKLMNOPQRST", 3)))  # too many letters for it to pay

@@ -32,11 +32,23 @@ WORLDS = {
     "many letters": lambda: Strings(MANY, 4),
 }
 
+
+class Silent(Slip):
+    """A slip that says nothing of actions that nobody may take, as a channel may: 0 / 0."""
+
+    def log_probs(self, state, legal, action, memory=None):
+        return torch.where(legal.gather(-1, action.unsqueeze(-1)), super().log_probs(state, legal, action, memory), torch.nan)
+
+    def arrivals(self, state, legal, move, memory=None):
+        return torch.where(legal, super().arrivals(state, legal, move, memory), torch.nan)
+
+
 NOISES = {  # a channel and who models it
     "exact": lambda env, seeds: (Exact(), Known(env, Exact())),
     "known": lambda env, seeds: (Slip(0.3), Known(env, Slip(0.3))),
     "neural": lambda env, seeds: (Slip(0.3), Neural(env, range(seeds), hidden=8)),
     "counted": lambda env, seeds: (Slip(0.3), Tabular(env, range(seeds))),
+    "silent": lambda env, seeds: (Silent(0.3), Known(env, Silent(0.3))),
 }
 
 
@@ -257,3 +269,19 @@ def test_early_states_are_no_more_than_all_states():
     env = Dawdling()
     assert env.early_count(6) == env.count() == len(env.early_states(6))
     assert len(policy_of(env, MLP(16, 2), 1).early(6, 300).states) <= env.count()
+
+
+def test_what_another_policy_kept_of_its_way_is_not_taken_for_ours():
+    env = Strings("ACGT", 5)
+    task, mine, other = Task(env, Exact(), score, Linear()), policy_of(env, MLP(16, 2), 1), policy_of(env, MLP(16, 2), 1)
+    known = Known(env, Exact())
+    assert Trainer(task, mine, known, TrajectoryBalance(), OnPolicy(task, mine, 16)).source.traces
+    assert not Trainer(task, mine, known, TrajectoryBalance(), OnPolicy(task, other, 16)).source.traces
+
+
+def test_a_run_that_diverges_prints_no_warnings(recwarn):
+    trainer = trainer_of(Grid(2, 4), objective=DetailedBalance())
+    trainer.policy.head.weight.data.fill_(torch.inf)
+    trainer.iterate()
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+    assert not trainer.stats["finite"].any()

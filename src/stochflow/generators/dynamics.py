@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from stochflow.dynamics import Dynamics, Neural, trainable_steps
 from stochflow.envs import Strings
-from stochflow.ops import NEG, masked_log_softmax
+from stochflow.ops import NEG, masked_log_softmax, pick
 from stochflow.types import Trajectories
 
 
@@ -43,6 +43,10 @@ class LogDynamics(Dynamics):
     def log_probs(self, state, legal, action, memory=None):
         row = action[..., None, None].expand(*action.shape, 1, legal.shape[-1])
         return self._table(state, legal).gather(-2, row).squeeze(-2)
+
+    def arrivals(self, state, legal, move, memory=None):
+        table = self._table(state, legal)
+        return pick(table, move.unsqueeze(-1).expand(table.shape[:-1]))
 
     def marginal(self, state, legal, log_pi, memory=None):
         with torch.no_grad():
