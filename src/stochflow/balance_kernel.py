@@ -19,7 +19,7 @@ from torch import Tensor
 from stochflow import cuda_source, rollout_kernel
 from stochflow.cpu_balance import plain
 from stochflow.envs.strings import Strings
-from stochflow.nets import _LookupTrunk
+from stochflow.nets import _LookupTrunk, inner_mlp
 from stochflow.objectives import DetailedBalance, Objective
 from stochflow.rollout_kernel import Trace
 from stochflow.types import Judged, Task, Trajectories
@@ -48,7 +48,7 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
     if not plain(task, policy, dynamics, objective) or not rollout_kernel.fits(task, policy):
         return False
     env: Any = task.env
-    hidden, (table_rows, width) = _mlp(policy).width, _table(policy)
+    hidden, (table_rows, width) = inner_mlp(policy.trunk).width, _table(policy)
     steps = _steps(env)
     widest = policy.num_seeds * max(hidden, width, rollout_kernel.columns(policy), env.state_dim)  # numbers are counted in 31 bits
     return (
@@ -67,6 +67,7 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
     )
 
 
+@torch.no_grad()
 def gradient(
     task: Task,
     policy: Any,
@@ -80,86 +81,71 @@ def gradient(
 ) -> Judged:
     """The gradient of each seed's loss into the policy's `flat` parameters, and what was found on the way; that costs nothing here and is given
     whether or not it is to be noted. `log_k` [T, S, B, M] = log P(the realised move | each action); None where what is meant happens."""
-    with torch.no_grad(), torch.cuda.device(policy.device):
-        return _gradient(task, policy, objective, traj, trace, log_reward, log_k, flat, note)
-
-
-def _gradient(
-    task: Task,
-    policy: Any,
-    objective: Objective,
-    traj: Trajectories,
-    trace: Trace,
-    log_reward: Tensor,
-    log_k: Tensor | None,
-    flat: Any,
-    note: bool,
-) -> Judged:
-    env: Any = task.env
-    sums, hiddens, outs, numbers, entries, early, _ = trace
-    (_, seeds, batch), (_, rows, hidden), columns = traj.alive.shape, sums.shape, outs.shape[2]
-    one, two = _mlp(policy).layers
-    outputs, features = policy.head.weight.shape[2], one.weight.shape[1]
-    table_rows, width = _table(policy)
-    detailed = type(objective) is DetailedBalance
-    early_steps, shared = (0, 0) if early is None else (early.steps, len(early.states))
-    listed, device = _listed(env), sums.device
-    slopes, to_layers = (torch.empty_like if early is None else torch.zeros_like)(outs), torch.empty(2, *sums.shape, device=device)
-    losses, estimates, entropies, to_log_z = torch.empty(4, seeds, batch, device=device)
-    reached = torch.empty(seeds, batch, dtype=torch.int32, device=device)
-    met = torch.empty(seeds, rows - shared if listed else 0, dtype=torch.int32, device=device)
-    counts = torch.zeros(seeds, dtype=torch.int32, device=device) if listed else met
-    taken = traj.alive.sum((0, 2)) if detailed and not env.free else counts
-    kernel, together, threads = _residuals(policy, batch, log_k is not None, detailed)
-    kernel(
-        (-(-batch // together), seeds, 1),
-        (threads, 1, 1),
-        [
-            slopes, losses, estimates, entropies, to_log_z, reached, met, counts, outs, numbers, traj.states, traj.moves, traj.alive,
-            outs if log_k is None else log_k.float().contiguous(), taken, log_reward.contiguous(), policy.log_z_unit, policy.LOG_Z_SCALE, seeds, batch, rows, shared,
-        ],
-        0,
-    )  # fmt: skip
-    layers, to_table = _slopes(policy, flat)
-    across, letters = -(-hidden // BLOCK), early is None and _by_letters(policy)
-    blocks = across * across + (across + -(-width // BLOCK)) * -(-outputs // BLOCK) + (0 if letters else across * -(-features // BLOCK))
-    programs = PROGRAMS if rows > FEW_STATES else PROGRAMS // 2  # adding up the parts of a small sum takes longer than the sum
-    parts = min(-(-rows // SHARE), max(1, programs // (blocks * seeds)))
-    if parts > 1 or letters or width:
-        flat.values.grad.zero_()
-    head, place = policy.head.weight, numbers if entries is None else entries
-    if outputs > columns:  # loads are wide where rows are even
-        head = head[..., :columns].contiguous()
-    kernel, tile, staged = _back(policy, batch)
-    for to, said, inputs, weight, wide in ((to_layers[0], slopes, hiddens, head, width), (to_layers[1], to_layers[0], sums, two.weight, 0)):
-        given = [to, to_table, said, inputs, weight, place, met, counts, rows, shared, table_rows, wide, weight.shape[2], said.shape[2]]
-        kernel((-(-rows // tile), -(-(hidden + wide) // tile), seeds), (256 if tile == BLOCK else 128, 1, 1), given, staged)
-    _weights(policy)(
-        (blocks, parts, seeds),
-        (4 * 32, 1, 1),
-        [
-            *layers, flat.slopes["log_z_unit"], traj.states if early is None else early.states, traj.states, met, counts,
-            sums, hiddens, policy.trunk.table.weight if width else sums, place, slopes, to_layers[0], to_layers[1], to_log_z, policy.LOG_Z_SCALE,
-            seeds, batch, rows, early_steps, shared, table_rows,
-        ],
-        _STAGED,
-    )  # fmt: skip
-    if letters:
-        of_letters = [*layers[:2], traj.states[-1], reached, to_layers[1], batch, rows]
-        _letters(policy)((min(batch, PROGRAMS), seeds, 1), (hidden, 1, 1), of_letters, 0)
-    log_z = policy.log_z(None)
-    if detailed and note:  # the first row is of the first state
-        log_z = log_z + outs[:, 0, sum(policy.sizes[:2]) :][:, :1]
-    return Judged(losses, estimates, entropies, log_z)
+    with torch.cuda.device(policy.device):
+        env: Any = task.env
+        sums, hiddens, outs, numbers, entries, early, _ = trace
+        (_, seeds, batch), (_, rows, hidden), columns = traj.alive.shape, sums.shape, outs.shape[2]
+        one, two = inner_mlp(policy.trunk).layers
+        outputs, features = policy.head.weight.shape[2], one.weight.shape[1]
+        table_rows, width = _table(policy)
+        detailed = type(objective) is DetailedBalance
+        early_steps, shared = (0, 0) if early is None else (early.steps, len(early.states))
+        listed, device = _listed(env), sums.device
+        slopes, to_layers = (torch.empty_like if early is None else torch.zeros_like)(outs), torch.empty(2, *sums.shape, device=device)
+        losses, estimates, entropies, to_log_z = torch.empty(4, seeds, batch, device=device)
+        reached = torch.empty(seeds, batch, dtype=torch.int32, device=device)
+        met = torch.empty(seeds, rows - shared if listed else 0, dtype=torch.int32, device=device)
+        counts = torch.zeros(seeds, dtype=torch.int32, device=device) if listed else met
+        taken = traj.alive.sum((0, 2)) if detailed and not env.free else counts
+        kernel, together, threads = _residuals(policy, batch, log_k is not None, detailed)
+        kernel(
+            (-(-batch // together), seeds, 1),
+            (threads, 1, 1),
+            [
+                slopes, losses, estimates, entropies, to_log_z, reached, met, counts, outs, numbers, traj.states, traj.moves, traj.alive,
+                outs if log_k is None else log_k.float().contiguous(), taken, log_reward.contiguous(), policy.log_z_unit, policy.LOG_Z_SCALE, seeds, batch, rows, shared,
+            ],
+            0,
+        )  # fmt: skip
+        layers, to_table = _slopes(policy, flat)
+        across, letters = -(-hidden // BLOCK), early is None and _by_letters(policy)
+        blocks = across * across + (across + -(-width // BLOCK)) * -(-outputs // BLOCK) + (0 if letters else across * -(-features // BLOCK))
+        programs = PROGRAMS if rows > FEW_STATES else PROGRAMS // 2  # adding up the parts of a small sum takes longer than the sum
+        parts = min(-(-rows // SHARE), max(1, programs // (blocks * seeds)))
+        if parts > 1 or letters or width:
+            flat.values.grad.zero_()
+        head, place = policy.head.weight, numbers if entries is None else entries
+        if outputs > columns:  # loads are wide where rows are even
+            head = head[..., :columns].contiguous()
+        kernel, tile, staged = _back(policy, batch)
+        for to, said, inputs, weight, wide in (
+            (to_layers[0], slopes, hiddens, head, width),
+            (to_layers[1], to_layers[0], sums, two.weight, 0),
+        ):
+            given = [to, to_table, said, inputs, weight, place, met, counts, rows, shared, table_rows, wide, weight.shape[2], said.shape[2]]
+            kernel((-(-rows // tile), -(-(hidden + wide) // tile), seeds), (256 if tile == BLOCK else 128, 1, 1), given, staged)
+        _weights(policy)(
+            (blocks, parts, seeds),
+            (4 * 32, 1, 1),
+            [
+                *layers, flat.slopes["log_z_unit"], traj.states if early is None else early.states, traj.states, met, counts,
+                sums, hiddens, policy.trunk.table.weight if width else sums, place, slopes, to_layers[0], to_layers[1], to_log_z, policy.LOG_Z_SCALE,
+                seeds, batch, rows, early_steps, shared, table_rows,
+            ],
+            _STAGED,
+        )  # fmt: skip
+        if letters:
+            of_letters = [*layers[:2], traj.states[-1], reached, to_layers[1], batch, rows]
+            _letters(policy)((min(batch, PROGRAMS), seeds, 1), (hidden, 1, 1), of_letters, 0)
+        log_z = policy.log_z(None)
+        if detailed and note:  # the first row is of the first state
+            log_z = log_z + outs[:, 0, sum(policy.sizes[:2]) :][:, :1]
+        return Judged(losses, estimates, entropies, log_z)
 
 
 def _steps(env: Any) -> int:
     """States a trajectory of which the network is asked."""
     return env.horizon + (not env.tree)
-
-
-def _mlp(policy: Any) -> Any:
-    return policy.trunk.mlp if type(policy.trunk) is _LookupTrunk else policy.trunk
 
 
 def _table(policy: Any) -> tuple[int, int]:
@@ -213,7 +199,7 @@ def _residuals(policy: Any, batch: int, noisy: bool, detailed: bool) -> Any:
 
 def _back(policy: Any, batch: int) -> Any:
     """With it the states and inputs of a block, and its shared memory."""
-    hidden, rows = _mlp(policy).width, rollout_kernel.traced_rows(policy, _steps(policy.env), batch)
+    hidden, rows = inner_mlp(policy.trunk).width, rollout_kernel.traced_rows(policy, _steps(policy.env), batch)
     many = MANY_STATES * (8 if _listed(policy.env) else 1)  # of a listed world few states are reached
     tile = BLOCK if policy.num_seeds * rows > many and hidden >= BLOCK else BLOCK // 2
     stages = STAGES if tile == BLOCK else min(MOST_STAGES, 1 + hidden // DEPTH)
@@ -226,18 +212,18 @@ _STAGED = 4 * STAGES * 2 * DEPTH * (BLOCK + 8)  # bytes of shared memory of `wei
 
 
 def _weights(policy: Any) -> Any:
-    (_, features, hidden), outputs = _mlp(policy).layers[0].weight.shape, policy.head.weight.shape[2]
+    (_, features, hidden), outputs = inner_mlp(policy.trunk).layers[0].weight.shape, policy.head.weight.shape[2]
     sizes = {"H": hidden, "OUT": outputs, "COLUMNS": rollout_kernel.columns(policy), "W": _table(policy)[1], "FEATURES": features}
     return _compiled("weights", policy, _STAGED, **sizes, TILE=BLOCK, DEPTH=DEPTH, STAGES=STAGES, **_world(policy))
 
 
 def _letters(policy: Any) -> Any:
-    _, features, hidden = _mlp(policy).layers[0].weight.shape
+    _, features, hidden = inner_mlp(policy.trunk).layers[0].weight.shape
     return _compiled("letters", policy, 0, H=hidden, FEATURES=features, **_world(policy))
 
 
 def _by_letters(policy: Any) -> bool:
-    return isinstance(policy.env, Strings) and _mlp(policy).layers[0].weight.shape[1] > MANY_FEATURES
+    return isinstance(policy.env, Strings) and inner_mlp(policy.trunk).layers[0].weight.shape[1] > MANY_FEATURES
 
 
 def _listed(env: Any) -> bool:

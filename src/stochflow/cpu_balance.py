@@ -47,6 +47,7 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
 
 
 @torch.no_grad()
+@np.errstate(all="ignore")  # a run that diverges says so in its figures
 def gradient(
     task: Task,
     policy: Any,
@@ -62,21 +63,6 @@ def gradient(
 
     `log_k` [T, S, B, M] = log P(the realised move | each action); None: what is meant happens.
     """
-    with np.errstate(all="ignore"):  # a run that diverges says so in its figures
-        return _gradient(task, policy, objective, traj, trace, log_reward, log_k, flat, note)
-
-
-def _gradient(
-    task: Task,
-    policy: Any,
-    objective: Objective,
-    traj: Trajectories,
-    trace: Trace,
-    log_reward: Tensor,
-    log_k: Tensor | None,
-    flat: Any,
-    note: bool,
-) -> Judged:
     env, paid, z = task.env, log_reward.numpy(), policy.log_z(None).numpy()
     seeds, batch = paid.shape
     walked = _walked(traj, trace)

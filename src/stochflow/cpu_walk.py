@@ -18,7 +18,7 @@ from stochflow.channels import Slip
 from stochflow.env import Channel
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
-from stochflow.nets import _LookupTrunk, _MLPTrunk
+from stochflow.nets import _LookupTrunk, _MLPTrunk, inner_mlp
 from stochflow.ops import ALL_AT_ONCE, NEG, always, log_exponential, nothing
 from stochflow.policy import Early, Policy
 from stochflow.types import Fading, Task, Trajectories
@@ -276,7 +276,7 @@ class _Network:
         trunk, env, seeds = policy.trunk, policy.env, policy.num_seeds
         self.env, self.steps, self.keeps = env, steps, trace
         self.table = trunk.table.weight.numpy() if type(trunk) is _LookupTrunk else None
-        first, *rest = (trunk if self.table is None else trunk.mlp).layers
+        first, *rest = inner_mlp(trunk).layers
         self.first, self.rest = first.weight.numpy(), [(layer.weight, layer.bias) for layer in rest]
         columns = policy.head.weight.shape[2] if trace else env.num_moves
         self.head, self.head_bias = policy.head.weight[..., :columns], policy.head.bias[..., :columns]

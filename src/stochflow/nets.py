@@ -229,6 +229,11 @@ class _LookupTrunk(Trunk):
         return torch.cat([hidden, self.table(row.clamp(max=self.table.weight.shape[1] - 1))], -1)
 
 
+def inner_mlp(trunk: Any) -> Any:
+    """The MLP of a trunk: itself, or the one beside a look-up table."""
+    return trunk.mlp if type(trunk) is _LookupTrunk else trunk
+
+
 def numbers(env: Any) -> bool:
     """Whether states have numbers, of 64 bits, by a formula: to list them all would cost more than it saves."""
     return isinstance(env, Enumerable) and env.contexts is None and type(env).count is not Enumerable.count and env.count() < 2**62

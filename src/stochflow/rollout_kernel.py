@@ -15,7 +15,7 @@ from stochflow import cuda_source
 from stochflow.channels import Exact, Slip
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
-from stochflow.nets import _LookupTrunk, _MLPTrunk
+from stochflow.nets import _LookupTrunk, _MLPTrunk, inner_mlp
 from stochflow.ops import always, nothing
 from stochflow.policy import Early, Policy
 from stochflow.types import Fading, Task, Trajectories
@@ -55,7 +55,7 @@ def fits(task: Task, policy: Any) -> bool:
     """Whether the kernel knows this environment, channel and network."""
     env: Any = task.env
     trunk: Any = getattr(policy, "trunk", None)
-    mlp: Any = trunk.mlp if type(trunk) is _LookupTrunk else trunk
+    mlp = inner_mlp(trunk)
     if not (type(policy) is Policy and type(mlp) is _MLPTrunk and policy.encoder is None and len(mlp.layers) == 2 and mlp.width in WIDTHS):
         return False
     small = policy.head.weight.shape[2] <= SMALL_HEAD
@@ -117,7 +117,7 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     device = policy.device
     trunk = policy.trunk
     table = trunk.table.weight if type(trunk) is _LookupTrunk else None
-    one, two = (trunk if table is None else trunk.mlp).layers
+    one, two = inner_mlp(trunk).layers
     seeds, horizon, wide = policy.num_seeds, env.horizon, env.state_dim
     _, features, hidden = one.weight.shape
     string = isinstance(env, Strings)
@@ -202,7 +202,7 @@ def _record(policy: Any, early: Early | None, room: int, kept: int, hidden: int,
     numbers = torch.empty(steps, seeds, batch, dtype=torch.int32, device=device)
     entries = None if table is None else torch.empty(seeds, room, dtype=torch.int32, device=device)
     if early is not None:
-        (one, two), head, many = (trunk if table is None else trunk.mlp).layers, policy.head, len(early.states)
+        (one, two), head, many = inner_mlp(trunk).layers, policy.head, len(early.states)
         first, second, made = layers[0, :, :many], layers[1, :, :many], outs[:, :many, : head.weight.shape[2]]
         flags = policy.env.features(early.states) if early.features is None else early.features
         torch.baddbmm(one.bias, flags.expand(seeds, -1, -1), one.weight, out=first)
