@@ -3,6 +3,8 @@
 //
 // Defined by the host (adam_kernel.py): THREADS, FOLLOWS (there is a follower).
 
+#define WIDE(first, last) ((first) % 4 == 0 && (last) % 4 == 0)  // a span whose numbers may be read and written four at a time
+
 __device__ __forceinline__ float whole(float value) {
     __shared__ float of_warps[THREADS / 32];
     for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
@@ -23,17 +25,96 @@ extern "C" __global__ void __launch_bounds__(THREADS) squares(
         if (threadIdx.x == 0) {
             const float now = (float)*step, taken = *count += 1.f;
             paces[0] = (float)rate * expf(-(float)decay * log1pf(now / (float)tau)) / -expm1f(taken * (float)log_beta1);
-            paces[1] = sqrtf(-expm1f(taken * (float)log_beta2));
+            paces[1] = 1.f / sqrtf(-expm1f(taken * (float)log_beta2));
             paces[2] = 1.f / (1.f + now / (float)recent);
         }
         return;
     }
     const int first = summed[3 * blockIdx.x], last = summed[3 * blockIdx.x + 1];
     float total = 0.f;
+    if (WIDE(first, last)) {
+#pragma unroll 8
+        for (int i = first + threadIdx.x * 4; i < last; i += THREADS * 4) {
+            const float4 g = *(const float4*)(gradient + i);
+            total += g.x * g.x + g.y * g.y + g.z * g.z + g.w * g.w;
+        }
+    } else {
 #pragma unroll 4
-    for (int i = first + threadIdx.x; i < last; i += THREADS) total += gradient[i] * gradient[i];
+        for (int i = first + threadIdx.x; i < last; i += THREADS) total += gradient[i] * gradient[i];
+    }
     total = whole(total);
     if (threadIdx.x == 0) parts[blockIdx.x] = total;
+}
+
+// A thread's four numbers of every 4 * THREADS: in a row, or one of each THREADS.
+template <bool IN_A_ROW>
+__device__ __forceinline__ void read(float* to, const float* from, int i, int last) {
+    if (IN_A_ROW) {
+        if (i < last) *(float4*)to = *(const float4*)(from + i);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            if (i + k * THREADS < last) to[k] = from[i + k * THREADS];
+    }
+}
+template <bool IN_A_ROW>
+__device__ __forceinline__ void write(float* to, const float* from, int i, int last) {
+    if (IN_A_ROW) {
+        if (i < last) *(float4*)(to + i) = *(const float4*)from;
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            if (i + k * THREADS < last) to[i + k * THREADS] = from[k];
+    }
+}
+
+struct alignas(16) Four {
+    float of[4];
+};
+
+struct Parameters {
+    float *values, *mean, *square, *average, *follower;
+    const float* gradient;
+};
+
+struct Pace {
+    float rate, inverse, weight, follow, one, kept, two, eps;
+};
+
+// `scale` waits for everybody; numbers are on their way meanwhile.
+template <bool IN_A_ROW, typename Scale>
+__device__ __forceinline__ void take(const Parameters& p, const Pace& pace, int first, int last, Scale scale) {
+    Four g, m, v, x, a, f;
+    auto load = [&](int i) {
+        read<IN_A_ROW>(g.of, p.gradient, i, last);
+        read<IN_A_ROW>(m.of, p.mean, i, last);
+        read<IN_A_ROW>(v.of, p.square, i, last);
+        read<IN_A_ROW>(x.of, p.values, i, last);
+        read<IN_A_ROW>(a.of, p.average, i, last);
+        if (FOLLOWS) read<IN_A_ROW>(f.of, p.follower, i, last);
+    };
+    const int begin = first + threadIdx.x * (IN_A_ROW ? 4 : 1);
+    load(begin);
+    const float clipped = scale();
+    for (int i = begin; i < last; i += 4 * THREADS) {
+        if (i != begin) load(i);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const float slope = g.of[k] * clipped;
+            m.of[k] += pace.one * (slope - m.of[k]);
+            v.of[k] = pace.kept * v.of[k] + pace.two * slope * slope;
+            float root;
+            asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(v.of[k]));  // right to a bit or two, as the division is
+            x.of[k] -= __fdividef(pace.rate * m.of[k], root * pace.inverse + pace.eps);
+            a.of[k] += pace.weight * (x.of[k] - a.of[k]);
+            if (FOLLOWS) f.of[k] += pace.follow * (x.of[k] - f.of[k]);
+        }
+        write<IN_A_ROW>(p.mean, m.of, i, last);
+        write<IN_A_ROW>(p.square, v.of, i, last);
+        write<IN_A_ROW>(p.values, x.of, i, last);
+        write<IN_A_ROW>(p.average, a.of, i, last);
+        if (FOLLOWS) write<IN_A_ROW>(p.follower, f.of, i, last);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) update(
@@ -41,39 +122,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) update(
     const float* gradient, const float* parts, const float* paces, const int* updated, int num_parts, double clip,
     double follow, double beta1, double beta2, double eps) {
     const int first = updated[3 * blockIdx.x], last = updated[3 * blockIdx.x + 1], seed = updated[3 * blockIdx.x + 2];
-    const float rate = paces[0], root = paces[1], weight = paces[2];
-    // numbers are on their way while the norm is added up
-    float g[4], m[4], v[4], x[4], a[4], f[4];
-    auto load = [&](int start) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const int i = start + k * THREADS;
-            if (i >= last) continue;
-            g[k] = gradient[i], m[k] = mean[i], v[k] = square[i], x[k] = values[i], a[k] = average[i];
-            if (FOLLOWS) f[k] = follower[i];
-        }
-    };
-    load(first + threadIdx.x);
-    float total = 0.f;
+    const Pace pace = {paces[0], paces[1], paces[2], (float)follow, (float)(1 - beta1), (float)beta2, (float)(1 - beta2), (float)eps};
+    const Parameters parameters = {values, mean, square, average, follower, gradient};
+    auto scale = [&] {
+        float total = 0.f;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < num_parts; i += THREADS) total += parts[seed * num_parts + i];  // of each seed as many, in a row
-    const float norm = sqrtf(whole(total));
-    if (threadIdx.x == 0) norms[seed] = norm;  // by all of a seed's blocks, the same
-    const float scale = fminf((float)clip / fmaxf(norm, 1e-12f), 1.f);
-    const float one = (float)(1 - beta1), kept = (float)beta2, two = (float)(1 - beta2), small = (float)eps, followed = (float)follow;
-    for (int start = first + threadIdx.x; start < last; start += 4 * THREADS) {
-        if (start >= first + 4 * THREADS) load(start);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const int i = start + k * THREADS;
-            if (i >= last) continue;
-            const float slope = g[k] * scale;
-            m[k] += one * (slope - m[k]);
-            v[k] = kept * v[k] + two * slope * slope;
-            x[k] -= rate * m[k] / (sqrtf(v[k]) / root + small);
-            mean[i] = m[k], square[i] = v[k], values[i] = x[k];
-            average[i] = a[k] + weight * (x[k] - a[k]);
-            if (FOLLOWS) follower[i] = f[k] + followed * (x[k] - f[k]);
-        }
-    }
+        for (int i = threadIdx.x; i < num_parts; i += THREADS) total += parts[seed * num_parts + i];  // of each seed as many, in a row
+        const float norm = sqrtf(whole(total));
+        if (threadIdx.x == 0) norms[seed] = norm;  // by all of a seed's blocks, the same
+        return fminf((float)clip / fmaxf(norm, 1e-12f), 1.f);
+    };
+    if (WIDE(first, last))
+        take<true>(parameters, pace, first, last, scale);
+    else
+        take<false>(parameters, pace, first, last, scale);
 }

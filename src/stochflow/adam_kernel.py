@@ -11,7 +11,7 @@ from torch import Tensor
 from stochflow import cuda_source
 
 BLOCK = 512  # numbers a block of threads at least,
-BLOCKS = 2048  # and blocks at most, about
+BLOCKS = 8192  # and blocks at most, about
 PARTS = 512  # sums of squares, about: every block adds them up
 THREADS = 128
 

@@ -29,13 +29,12 @@ MOST_STATES = 1 << 19  # of a batch, reached or not
 MOST_BATCH = 8192
 MOST_STEPS = 512  # a thread each
 LEAST_WIDTH = 32
-BLOCK, DEPTH, STAGES = (
-    64,
-    32,
-    3,
-)  # inputs and outputs of a block of threads, how much is multiplied at a time, and how many such lots are on their way
-MOST_STAGES = 8  # of smaller blocks: there is room for nearly everything at once
-MANY_STATES = 2048  # whose blocks of `back` are as large; of fewer they are half as large, to spread over the chip
+BLOCK, DEPTH = 64, 32  # inputs and outputs of a block of threads, and how much is multiplied at a time
+STAGES = 3  # how many such lots are on their way;
+MOST_STAGES = 9  # of smaller blocks: there is room for everything at once
+MANY_BLOCKS = 160  # of `back`; where there would be fewer, they are half as large, to spread over the chip
+REACHED = 8  # of so many states about one is reached, where trajectories end as they like,
+ROOM = 264  # and so many blocks are started at least
 PROGRAMS, SHARE = 528, 32  # blocks of threads, all together, and the states of one of `weights` at least
 FEW_STATES = 1536  # of a seed
 MANY_FEATURES = 128  # of strings: above, the letters of each trajectory are added one by one
@@ -62,7 +61,7 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
         and (type(objective) is not DetailedBalance or sum(policy.sizes) <= rollout_kernel.SMALL_HEAD)
         and _residuals(policy, batch, not dynamics.exact, type(objective) is DetailedBalance) is not None
         and _back(policy, batch) is not None
-        and _weights(policy) is not None
+        and _weights(policy, batch) is not None
         and (not _by_letters(policy) or _letters(policy) is not None)
     )
 
@@ -83,10 +82,9 @@ def gradient(
     whether or not it is to be noted. `log_k` [T, S, B, M] = log P(the realised move | each action); None where what is meant happens."""
     with torch.cuda.device(policy.device):
         env: Any = task.env
-        sums, hiddens, outs, numbers, entries, early, _ = trace
-        (_, seeds, batch), (_, rows, hidden), columns = traj.alive.shape, sums.shape, outs.shape[2]
-        one, two = inner_mlp(policy.trunk).layers
-        outputs, features = policy.head.weight.shape[2], one.weight.shape[1]
+        sums, hiddens, outs, numbers, entries, early, _, head = trace
+        (_, seeds, batch), (_, rows, hidden) = traj.alive.shape, sums.shape
+        _, two = inner_mlp(policy.trunk).layers
         table_rows, width = _table(policy)
         detailed = type(objective) is DetailedBalance
         early_steps, shared = (0, 0) if early is None else (early.steps, len(early.states))
@@ -108,23 +106,19 @@ def gradient(
             0,
         )  # fmt: skip
         layers, to_table = _slopes(policy, flat)
-        across, letters = -(-hidden // BLOCK), early is None and _by_letters(policy)
-        blocks = across * across + (across + -(-width // BLOCK)) * -(-outputs // BLOCK) + (0 if letters else across * -(-features // BLOCK))
-        programs = PROGRAMS if rows > FEW_STATES else PROGRAMS // 2  # adding up the parts of a small sum takes longer than the sum
-        parts = min(-(-rows // SHARE), max(1, programs // (blocks * seeds)))
+        to_weights, blocks, parts = _weights(policy, batch)
+        letters = early is None and _by_letters(policy)
         if parts > 1 or letters or width:
             flat.values.grad.zero_()
-        head, place = policy.head.weight, numbers if entries is None else entries
-        if outputs > columns:  # loads are wide where rows are even
-            head = head[..., :columns].contiguous()
-        kernel, tile, staged = _back(policy, batch)
+        place = numbers if entries is None else entries
+        kernel, tile, lines, staged = _back(policy, batch)
         for to, said, inputs, weight, wide in (
             (to_layers[0], slopes, hiddens, head, width),
             (to_layers[1], to_layers[0], sums, two.weight, 0),
         ):
             given = [to, to_table, said, inputs, weight, place, met, counts, rows, shared, table_rows, wide, weight.shape[2], said.shape[2]]
-            kernel((-(-rows // tile), -(-(hidden + wide) // tile), seeds), (256 if tile == BLOCK else 128, 1, 1), given, staged)
-        _weights(policy)(
+            kernel((lines, -(-(hidden + wide) // tile), seeds), (256 if tile == BLOCK else 128, 1, 1), given, staged)
+        to_weights(
             (blocks, parts, seeds),
             (4 * 32, 1, 1),
             [
@@ -137,8 +131,8 @@ def gradient(
         if letters:
             of_letters = [*layers[:2], traj.states[-1], reached, to_layers[1], batch, rows]
             _letters(policy)((min(batch, PROGRAMS), seeds, 1), (hidden, 1, 1), of_letters, 0)
-        log_z = policy.log_z(None)
-        if detailed and note:  # the first row is of the first state
+        log_z = policy.log_z(None) if note else None
+        if detailed and log_z is not None:  # the first row is of the first state
             log_z = log_z + outs[:, 0, sum(policy.sizes[:2]) :][:, :1]
         return Judged(losses, estimates, entropies, log_z)
 
@@ -198,23 +192,36 @@ def _residuals(policy: Any, batch: int, noisy: bool, detailed: bool) -> Any:
 
 
 def _back(policy: Any, batch: int) -> Any:
-    """With it the states and inputs of a block, and its shared memory."""
+    """With it the states and inputs of a block, how many blocks share the states of a seed, and the shared memory of one."""
     hidden, rows = inner_mlp(policy.trunk).width, rollout_kernel.traced_rows(policy, _steps(policy.env), batch)
-    many = MANY_STATES * (8 if _listed(policy.env) else 1)  # of a listed world few states are reached
-    tile = BLOCK if policy.num_seeds * rows > many and hidden >= BLOCK else BLOCK // 2
-    stages = STAGES if tile == BLOCK else min(MOST_STAGES, 1 + hidden // DEPTH)
-    staged = 4 * stages * 2 * tile * (DEPTH + 4)
+    listed = _listed(policy.env)
+    some, across = -(-rows // REACHED) if listed else rows, policy.num_seeds * -(-(hidden + _table(policy)[1]) // BLOCK)
+    if hidden >= BLOCK and -(-some // BLOCK) * across >= MANY_BLOCKS:
+        tile, stages, staged = BLOCK, STAGES, 4 * STAGES * 2 * BLOCK * (DEPTH + 4)
+    else:
+        tile, stages, across = BLOCK // 2, min(MOST_STAGES, 1 + hidden // DEPTH), 2 * across
+        staged = 4 * stages * 2 * tile * DEPTH
+    lines = -(-rows // tile)
+    if listed:  # a block that finds nothing to do takes a while to find out
+        lines = min(lines, max(-(-some // tile), -(-ROOM // across)))
     made = _compiled("back", policy, staged, H=hidden, TILE=tile, DEPTH=DEPTH, STAGES=stages)
-    return None if made is None else (made, tile, staged)
+    return None if made is None else (made, tile, lines, staged)
+
+
+def _weights(policy: Any, batch: int) -> Any:
+    """With it the blocks of a seed and the shares of its states."""
+    (_, features, hidden), outputs = inner_mlp(policy.trunk).layers[0].weight.shape, policy.head.weight.shape[2]
+    width, rows = _table(policy)[1], rollout_kernel.traced_rows(policy, _steps(policy.env), batch)
+    across, letters = -(-hidden // BLOCK), policy.early(_steps(policy.env), batch) is None and _by_letters(policy)
+    blocks = across * across + (across + -(-width // BLOCK)) * -(-outputs // BLOCK) + (0 if letters else across * -(-features // BLOCK))
+    programs = PROGRAMS if rows > FEW_STATES else PROGRAMS // 2  # adding up the parts of a small sum takes longer than the sum
+    parts = min(-(-rows // SHARE), max(1, programs // (blocks * policy.num_seeds)))
+    sizes = {"H": hidden, "OUT": outputs, "COLUMNS": rollout_kernel.columns(policy), "W": width, "FEATURES": features}
+    made = _compiled("weights", policy, _STAGED, **sizes, TILE=BLOCK, DEPTH=DEPTH, STAGES=STAGES, **_world(policy))
+    return None if made is None else (made, blocks, parts)
 
 
 _STAGED = 4 * STAGES * 2 * DEPTH * (BLOCK + 8)  # bytes of shared memory of `weights`
-
-
-def _weights(policy: Any) -> Any:
-    (_, features, hidden), outputs = inner_mlp(policy.trunk).layers[0].weight.shape, policy.head.weight.shape[2]
-    sizes = {"H": hidden, "OUT": outputs, "COLUMNS": rollout_kernel.columns(policy), "W": _table(policy)[1], "FEATURES": features}
-    return _compiled("weights", policy, _STAGED, **sizes, TILE=BLOCK, DEPTH=DEPTH, STAGES=STAGES, **_world(policy))
 
 
 def _letters(policy: Any) -> Any:

@@ -43,6 +43,7 @@ class Trace(NamedTuple):
     entries: Tensor | None  # [S, R] int32: which row of its look-up table the network read, of the states after the early ones
     early: Early | None
     finals: Tensor  # [S, B] the numbers of the last states, where numbers have 64 bits
+    head: Tensor  # [S, inputs, outputs] its weights; of a large one those of the kept outputs, in rows of even length
 
 
 def traced_rows(policy: Any, steps: int, batch: int) -> int:
@@ -76,8 +77,8 @@ def columns(policy: Any) -> int:
 
 
 def _spread(hidden: int, kept: int) -> bool:
-    """Whether a large head can be shared out: a thread owns two outputs, and of their inputs four or more."""
-    return kept <= _threads(hidden) and hidden * kept >= 8 * _threads(hidden)
+    """Whether a large head can be shared out: a thread owns four outputs, all of their inputs or some."""
+    return kept <= 4 * _threads(hidden)
 
 
 def _threads(hidden: int) -> int:
@@ -144,16 +145,16 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
         rows = _rows(seeds * batch, threads) if network else threads // 32
         held = min(fours, (HELD if small else HELD_BESIDE)[rows])
         shared = rows * (2 * hidden + 16 + width + (5 if slips else 3) * kept + wide + 6) + kept
-        shared += outputs * (hidden + width) if network and small else 0 if small else rows * 2 * threads
+        shared += outputs * (hidden + width) if network and small else 0 if small else rows * 4 * threads
         placed = {}
         wanted = {"REST_SHARED": (fours - held) * 4 * threads * units, "FIRST_SHARED": features * hidden}
         for name, more in wanted.items():  # what has no room is read from the cache at every step
             placed[name] = int(network and shared + more <= most)
             shared += more * placed[name]
         placed["HEAD_KEPT"] = (
-            0 if small or not network else max(0, min(hidden * kept // threads // 2, (most - shared) // (8 * threads) * 4))
+            0 if small or not network else max(0, min(max(4, hidden * kept // threads // 4), (most - shared) // (16 * threads) * 4))
         )
-        shared += placed["HEAD_KEPT"] * 2 * threads
+        shared += placed["HEAD_KEPT"] * 4 * threads
         if shared > most:
             return None
         groups = -(-batch // rows)
@@ -185,7 +186,7 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     chance = key if chance is None else torch.as_tensor(chance, dtype=torch.float64, device=device)
     arguments = [
         states, actions, moves, alive, record.sums, record.hidden, record.outs, record.numbers, record.numbers if record.entries is None else record.entries, record.finals,
-        one.weight, one.bias, two.weight, two.bias, policy.head.weight, policy.head.bias, one.bias if table is None else table, given,
+        one.weight, one.bias, two.weight, two.bias, record.head, policy.head.bias, one.bias if table is None else table, given,
         key, chance, float(start), float(tau), float(getattr(channel, "alpha", 0.0)),
         seeds, batch, 0 if table is None else table.shape[1], room if trace else known_states, room,
     ]  # fmt: skip
@@ -211,4 +212,7 @@ def _record(policy: Any, early: Early | None, room: int, kept: int, hidden: int,
         if table is not None:  # an early state's number is its row
             made.baddbmm_(table[:, :many], head.weight[:, hidden:, :kept])
     finals = torch.empty(seeds, batch, dtype=torch.long, device=device)
-    return Trace(layers[0], layers[1], outs, numbers, entries, early, finals)
+    head = policy.head.weight
+    if head.shape[2] > SMALL_HEAD:
+        head = torch.nn.functional.pad(head, (0, kept - head.shape[2])) if head.shape[2] < kept else head[..., :kept].contiguous()
+    return Trace(layers[0], layers[1], outs, numbers, entries, early, finals, head)

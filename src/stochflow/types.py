@@ -87,7 +87,7 @@ class Judged(NamedTuple):
     loss: Tensor  # [S, B] a trajectory's part: their mean is the loss
     estimate: Tensor  # [S, B] of log Z: log R - sum of log p(move) - log P_B
     entropy: Tensor | None  # [S, B] of the policy, summed over the steps; None: nobody asked
-    log_flow: Tensor  # [S, 1] of the first state, as learned: log Z
+    log_flow: Tensor | None  # [S, 1] of the first state, as learned: log Z; None: nobody asked
 
 
 class World(NamedTuple):

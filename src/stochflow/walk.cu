@@ -30,8 +30,8 @@
 #define OWNERS (THREADS / H)  // threads that own a unit of the first layer, each for some of the trajectories
 #define OWNED ((ROWS + OWNERS - 1) / OWNERS)
 #define ROW(t, b) ((i64)s * kept + EARLY_STATES + (i64)((t) - EARLY) * batch + (b))  // of a trace
-// of a large head a thread owns two outputs, and shares them with others
-#define HEAD_SHARES (2 * THREADS / COLUMNS)
+// of a large head a thread owns four outputs in a row, and shares them with others
+#define HEAD_SHARES (4 * THREADS / COLUMNS < H / 4 ? 4 * THREADS / COLUMNS : H / 4)
 #define HEAD_SPAN (H / HEAD_SHARES)
 
 // Four random words of a place (Philox 4x32, ten rounds).
@@ -74,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
     int seeds, int batch, int table_rows, int early_rows, int kept) {
     extern __shared__ float memory[];
     Units* rest = (Units*)memory;                                               // [REST * 4, THREADS] of the second layer
-    float* heads = memory + (REST_SHARED ? REST * 4 * THREADS * UNITS : 0);     // [OUT, H + W], or of a large head [HEAD_KEPT, 2, THREADS]
-    float* firsts = heads + (!NETWORK ? 0 : SMALL_HEAD ? OUT * (H + W) : HEAD_KEPT * 2 * THREADS);  // [FEATURES, H]
+    float* heads = memory + (REST_SHARED ? REST * 4 * THREADS * UNITS : 0);     // [OUT, H + W], or of a large head [HEAD_KEPT, THREADS, 4]
+    float* firsts = heads + (!NETWORK ? 0 : SMALL_HEAD ? OUT * (H + W) : HEAD_KEPT * 4 * THREADS);  // [FEATURES, H]
     float* x = firsts + (FIRST_SHARED ? FEATURES * H : 0);                      // [ROWS, WIDE] the first layer
     float* hidden = x + ROWS * WIDE;                                               // [ROWS, H + W] the second, and the table's row
     float* part = hidden + ROWS * (H + W);                                      // [ROWS, HEAD_SHARES, COLUMNS] of a large head
@@ -91,10 +91,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
     const int s = blockIdx.y, tid = threadIdx.x, warp = tid / 32, lane = tid % 32, share = tid % SHARES;
     const int unit = tid / SHARES * UNITS;     // the first of this thread's
     const int own = tid % H, owner = tid / H;  // in the first layer
-    const int column = tid % (COLUMNS / 2), head_share = tid / (COLUMNS / 2);  // in a large head
+    const int column = tid % (COLUMNS / 4) * 4, head_share = tid / (COLUMNS / 4);  // in a large head
     first += (i64)s * FEATURES * H;
     second += (i64)s * H * H + unit;
-    head += (i64)s * (H + W) * OUT;
+    head += (i64)s * (H + W) * (SMALL_HEAD ? OUT : COLUMNS);
+    const float* mine = head + head_share * HEAD_SPAN * COLUMNS + column;  // of a large one
     table += (i64)s * table_rows * W;
 
     // weights, once
@@ -108,11 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
         for (int i = 0; i < REST * 4; ++i) ahead<16>((float*)(rest + i * THREADS + tid), second + INPUT(HELD + i / 4, i % 4) * H, true);
     if (FIRST_SHARED)
         for (int i = tid; i < FEATURES * H / 4; i += THREADS) ahead<16>(firsts + i * 4, first + i * 4, true);
-    if (!SMALL_HEAD)
-        for (int i = 0; i < HEAD_KEPT * 2; ++i) {
-            const int o = column + i % 2 * (COLUMNS / 2);
-            ahead<4>(heads + i * THREADS + tid, head + (head_share * HEAD_SPAN + i / 2) * OUT + (o < M ? o : 0), o < M);
-        }
+    if (!SMALL_HEAD && head_share < HEAD_SHARES)
+        for (int i = 0; i < HEAD_KEPT; ++i) ahead<16>(heads + (i * THREADS + tid) * 4, mine + i * COLUMNS, true);
     Units weight[NETWORK && FOURS > REST ? (FOURS - REST) * 4 : 1];
 #pragma unroll
     for (int i = 0; NETWORK && i < (FOURS - REST) * 4; ++i) weight[i] = *(const Units*)(second + INPUT(i / 4, i % 4) * H);
@@ -287,36 +285,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
                         if (lane == 0) logit[r * COLUMNS + o] = made + biases[o];
                     }
                 } else {
-                    float made[ROWS][2];
+                    float4 made[ROWS];
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) made[r][0] = made[r][1] = 0.f;
-                    const float* w = head + head_share * HEAD_SPAN * OUT + column;
-                    const bool one = column < M, two = column + COLUMNS / 2 < M;
+                    for (int r = 0; r < ROWS; ++r) made[r] = make_float4(0.f, 0.f, 0.f, 0.f);
                     auto four = [&](int h, bool here) {
-                        float left[4], right[4];
+                        float4 w[4];
 #pragma unroll
-                        for (int i = 0; i < 4; ++i) {
-                            const float* stored = heads + 2 * (h + i) * THREADS + tid;
-                            left[i] = !one ? 0.f : here ? stored[0] : __ldg(w + (h + i) * OUT);
-                            right[i] = !two ? 0.f : here ? stored[THREADS] : __ldg(w + (h + i) * OUT + COLUMNS / 2);
-                        }
+                        for (int i = 0; i < 4; ++i) w[i] = here ? *(const float4*)(heads + ((h + i) * THREADS + tid) * 4) : __ldg((const float4*)(mine + (h + i) * COLUMNS));
 #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             const float4 v = *(const float4*)(hidden + r * (H + W) + head_share * HEAD_SPAN + h);
-                            made[r][0] += v.x * left[0] + v.y * left[1] + v.z * left[2] + v.w * left[3];
-                            made[r][1] += v.x * right[0] + v.y * right[1] + v.z * right[2] + v.w * right[3];
+                            made[r].x += v.x * w[0].x + v.y * w[1].x + v.z * w[2].x + v.w * w[3].x;
+                            made[r].y += v.x * w[0].y + v.y * w[1].y + v.z * w[2].y + v.w * w[3].y;
+                            made[r].z += v.x * w[0].z + v.y * w[1].z + v.z * w[2].z + v.w * w[3].z;
+                            made[r].w += v.x * w[0].w + v.y * w[1].w + v.z * w[2].w + v.w * w[3].w;
                         }
                     };
-                    constexpr int AT_ONCE = ROWS > 2 ? 2 : 4;
+                    const int end = head_share < HEAD_SHARES ? HEAD_SPAN : 0;
+                    constexpr int AT_ONCE = ROWS > 4 ? 1 : 2;
 #pragma unroll AT_ONCE
-                    for (int h = HEAD_KEPT; h < HEAD_SPAN; h += 4) four(h, false);
-#pragma unroll 2
-                    for (int h = 0; h < HEAD_KEPT; h += 4) four(h, true);
+                    for (int h = HEAD_KEPT; h < end; h += 4) four(h, false);
+#pragma unroll AT_ONCE
+                    for (int h = 0; h < min(HEAD_KEPT, end); h += 4) four(h, true);
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) {
-                        part[(r * HEAD_SHARES + head_share) * COLUMNS + column] = made[r][0];
-                        part[(r * HEAD_SHARES + head_share) * COLUMNS + column + COLUMNS / 2] = made[r][1];
-                    }
+                    for (int r = 0; end && r < ROWS; ++r) *(float4*)(part + (r * HEAD_SHARES + head_share) * COLUMNS + column) = made[r];
                     __syncthreads();
                     for (int i = tid; i < ROWS * COLUMNS; i += THREADS) {
                         const int r = i / COLUMNS, o = i % COLUMNS;
