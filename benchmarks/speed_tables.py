@@ -277,7 +277,6 @@ for _where in ("gpu", "cpu"):
     }
 
 
-TABLES["seeds-gpu-earlier"] = ("speed_gpu_earlier", seeds)  # what there was no time for in the last run
 TABLES["profile-cpu"] = ("profile_cpu", profiled)
 TABLES["profile-gpu"] = ("profile_gpu", profiled_gpu)
 

@@ -2,12 +2,13 @@
 
 The counterpart of balance_kernel: the network is not asked again, and of each trajectory only the states that it reached are looked at. The same
 as `evaluate`, the objective and autograd, whose operators take longer than their sums at this size; a test holds one to the other.
-Of one seed, each distinct state goes back through the network once. Of several, no shape of a product may depend on what was reached: it would
-carry one seed's rounding into another. They are served where that is known before anyone walks (`fits`).
+Each distinct state of a seed goes back through the network once, seed by seed: no shape of a product may depend on what another seed reached, which
+would carry one's rounding into the other. Where trajectories are of one length, all seeds go at once.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stochflow import cpu_walk
-from stochflow.cpu_walk import Trace
+from stochflow.cpu_walk import At, Trace, of
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
 from stochflow.nets import _LookupTrunk, _MLPTrunk
@@ -40,10 +41,8 @@ def plain(task: Task, policy: Any, dynamics: Any, objective: Objective) -> bool:
 
 
 def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: int) -> bool:
-    """Whether this is its gradient. Of several seeds, where all states are early, or all trajectories of one length."""
-    if not plain(task, policy, dynamics, objective) or not cpu_walk.fits(task, policy, batch):
-        return False
-    return policy.num_seeds == 1 or task.env.free or cpu_walk.all_early(policy, batch)
+    """Whether this is its gradient."""
+    return plain(task, policy, dynamics, objective) and cpu_walk.fits(task, policy, batch)
 
 
 @torch.no_grad()
@@ -67,14 +66,14 @@ def gradient(
     seeds, batch = paid.shape
     walked = _walked(traj, trace)
     at = walked.at
-    outs = _kept(trace, -1, at)
-    logits, mask = outs[:, : env.num_moves], _legal(env, at)
+    outs = _kept(trace, -1)
+    logits, mask = outs[:, : env.num_moves], _legal(env, walked)
     log_p, to_forward = _forward(env, walked, logits, mask, None if log_k is None else log_k.numpy())
     log_b, to_back = _backward(env, policy, walked, outs)
-    made = walked.by_step(log_p)[:-1] - walked.by_step(log_b)[1:]  # [T, S, B] log p(move) - log P_B
-    estimate = paid - made.sum(0)
+    estimate = paid - np.bincount(walked.row, log_p.astype(np.float64) - log_b, paid.size).reshape(paid.shape)
     slope = np.zeros_like(outs)
     if isinstance(objective, DetailedBalance):
+        made = walked.by_step(log_p)[:-1] - walked.by_step(log_b)[1:]  # [T, S, B] log p(move) - log P_B
         flows = z + walked.by_step(outs[:, -1])
         said, loss = _each_step(walked.on, made, flows, paid)
         onward, hither = said[at.t + 1, at.s, at.b], said[at.t, at.s, at.b]
@@ -84,33 +83,30 @@ def gradient(
     else:
         residual = z - estimate
         loss = residual**2
-        onward = hither = (2 / batch * residual).astype(np.float32)[at.s, at.b]
+        onward = hither = (2 / batch * residual).astype(np.float32).take(walked.row)
         to_z = 2 / batch * residual.sum(1)
         log_flow = z.copy()
-    slope[:, : env.num_moves] = to_forward * onward[:, None]
+    np.multiply(to_forward, onward[:, None], out=slope[:, : env.num_moves])
     if to_back is not None:
-        slope[:, env.num_moves : env.num_moves + env.state_dim] = to_back * -hither[:, None]
-    _layers(env, policy, trace, at, slope, flat.slopes)
+        np.multiply(to_back, -hither[:, None], out=slope[:, env.num_moves : env.num_moves + env.state_dim])
+    _layers(env, policy, trace, walked, slope, flat)
     flat.slopes["log_z_unit"].copy_(torch.from_numpy(policy.LOG_Z_SCALE * to_z[:, None]))
-    entropy = walked.by_step(_entropy(logits, mask) * walked.alive).sum(0) if note else None
-    found = [torch.from_numpy(x).to(log_reward) for x in (loss, estimate, log_flow)]
-    return Judged(found[0], found[1], None if entropy is None else torch.from_numpy(entropy).to(log_reward), found[2])
-
-
-class _States(NamedTuple):
-    """N states that trajectories reached, seed by seed and step by step."""
-
-    s: np.ndarray  # of this seed
-    t: np.ndarray  # at this step
-    b: np.ndarray  # by this trajectory
-    state: np.ndarray  # [N, D]
-    number: np.ndarray
+    entropy = None
+    if note:
+        entropy = torch.from_numpy(np.bincount(walked.row, _entropy(logits, mask) * walked.alive, paid.size).reshape(paid.shape)).to(
+            log_reward
+        )
+    found = [torch.from_numpy(x.astype(paid.dtype)) for x in (loss, estimate, log_flow)]
+    return Judged(found[0], found[1], entropy, found[2])
 
 
 class _Walked(NamedTuple):
     """What came of these states."""
 
-    at: _States
+    at: At
+    row: np.ndarray  # [N] the trajectory, those of a seed after those of the one before
+    place: np.ndarray  # [N] the same in a row of all steps
+    state: np.ndarray  # [N, D]
     alive: np.ndarray  # [N] whether a decision was taken there
     move: np.ndarray  # [N] and what came of it; anything where none was
     on: np.ndarray  # [T, S, B] the first again, by step
@@ -118,56 +114,62 @@ class _Walked(NamedTuple):
 
     def by_step(self, x: np.ndarray) -> np.ndarray:
         """[N] as [T+1, S, B], zero where nothing was reached."""
-        whole = np.zeros((len(self.on) + 1, *self.on.shape[1:]))
-        whole[self.at.t, self.at.s, self.at.b] = x
-        return whole
+        steps, seeds, batch = self.on.shape
+        whole = np.zeros((steps + 1) * seeds * batch)
+        whole[self.place] = x
+        return whole.reshape(-1, seeds, batch)
 
 
 def _walked(traj: Trajectories, trace: Trace) -> _Walked:
-    s, t, b = np.nonzero(trace.known.transpose(1, 0, 2))
-    at = _States(s, t, b, traj.states.numpy()[t, s, b], trace.numbers[t, s, b])
-    on, moves = traj.alive.numpy(), traj.moves.numpy()
-    now = np.minimum(t, len(on) - 1)
-    return _Walked(at, on[now, s, b] & (t < len(on)), moves[now, s, b], on, moves)
+    t, s, b, _ = trace.at
+    on, moves, states = traj.alive.numpy(), traj.moves.numpy(), traj.states.numpy()
+    steps, seeds, batch = on.shape
+    row = s * batch + b
+    place = t * (seeds * batch) + row
+    state = states.reshape(-1, states.shape[3]).take(place, 0)
+    alive = on.ravel().take(place, mode="clip") & (t < steps)
+    return _Walked(trace.at, row, place, state, alive, moves.ravel().take(place, mode="clip"), on, moves)
 
 
-def _kept(trace: Trace, layer: int, at: _States) -> np.ndarray:
-    """What a layer made of each state [N, ...]: the walk kept it by number of early ones, of later ones by step and trajectory."""
-    s, t, b, _, number = at
+def _kept(trace: Trace, layer: int, chosen: np.ndarray | None = None) -> np.ndarray:
+    """What a layer made of each state, or of those `chosen` [n, ...]: the walk kept it by number of early ones, which come first."""
     if trace.early is None:
-        return trace.made[layer][t, s, b]
-    late = t >= trace.early.steps
-    if not late.any():
-        return trace.early_made[layer][s, number]
-    whole = np.empty((len(t), trace.made[layer].shape[3]), dtype=np.float32)
-    whole[~late] = trace.early_made[layer][s[~late], number[~late]]
-    whole[late] = trace.made[layer][t[late] - trace.early.steps, s[late], b[late]]
-    return whole
+        return of(trace.made[layer], chosen)
+    given, at = trace.early_made[layer], trace.at
+    row = at.number + at.s * given.shape[1]
+    given = given.reshape(-1, given.shape[2])
+    if not trace.made:
+        return given.take(of(row, chosen), 0)
+    late = trace.made[layer]
+    return of(np.concatenate([given.take(row[: len(row) - len(late)], 0), late]), chosen)
 
 
-def _legal(env: Any, at: _States) -> np.ndarray:
-    """[N, M]: what may be done."""
-    mask = np.ones((len(at.t), env.num_moves), dtype=bool)
+def _legal(env: Any, walked: _Walked) -> np.ndarray | None:
+    """[N, M]: what may be done; None: everything."""
+    if env.free:
+        return None
+    mask = np.ones((len(walked.move), env.num_moves), dtype=bool)
     if not isinstance(env, Strings):
-        mask[:, : env.state_dim] = at.state < env.side - 1
+        mask[:, : env.state_dim] = walked.state < env.side - 1
     elif env.stop is not None:
-        mask[:, env.stop] = at.t >= env.min_length
+        mask[:, env.stop] = walked.at.t >= env.min_length
     return mask
 
 
-def _forward(env: Any, walked: _Walked, logits: np.ndarray, mask: np.ndarray, log_k: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _forward(
+    env: Any, walked: _Walked, logits: np.ndarray, mask: np.ndarray | None, log_k: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """log p(move) [N] of policy and noise together, and its slope [N, M]; 0 where no decision was taken."""
     if log_k is None:
         return _pick(logits, mask, walked.move, walked.alive)
-    at = walked.at
-    k = log_k[np.minimum(at.t, len(log_k) - 1), at.s, at.b]
+    k = log_k.reshape(-1, env.num_moves).take(walked.place, 0, mode="clip")
     if env.stop is not None:  # it is exact: nothing else leads there, and it leads nowhere else
         stops = walked.move == env.stop
         k[:, env.stop] = NEG
         k[stops] = NEG
         k[stops, env.stop] = 0
     x, e, total = _exponentials(logits, mask)
-    x = np.where(mask, x + k, np.float32(2 * NEG))  # what a channel says of actions that nobody may take is anything
+    x = _allowed(x + k, mask, 2 * NEG)  # what a channel says of actions that nobody may take is anything
     top = x.max(1, keepdims=True)
     led = np.exp(x - top)
     some = led.sum(1)
@@ -183,10 +185,9 @@ def _backward(env: Any, policy: Any, walked: _Walked, outs: np.ndarray) -> tuple
         return np.zeros(len(outs)), None
     learned, many, wide = policy.sizes[1] > 0, env.num_moves, env.state_dim
     logits = outs[:, many : many + wide] if learned else np.zeros((len(outs), wide), dtype=np.float32)
-    at = walked.at
-    came = at.t > 0  # where a state was reached, a real move led there
-    by = np.where(came, walked.moves[at.t - 1, at.s, at.b], 0)
-    log_b, slope = _pick(logits, (at.state > 0) | ~came[:, None], by, came)
+    came = walked.at.t > 0  # where a state was reached, a real move led there
+    by = np.where(came, walked.moves.ravel().take(walked.place - walked.on[0].size), 0)
+    log_b, slope = _pick(logits, (walked.state > 0) | ~came[:, None], by, came)
     return log_b, slope if learned else None
 
 
@@ -204,107 +205,133 @@ def _each_step(on: np.ndarray, made: np.ndarray, flow: np.ndarray, paid: np.ndar
     return said, (residual**2).sum(0) * (batch / count)
 
 
-def _entropy(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def _entropy(logits: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     """[N] of the law over the allowed entries."""
     x, e, total = _exponentials(logits, mask)
     return np.asarray(np.log(total) - (e * x).sum(1) / total)
 
 
-def _exponentials(logits: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _exponentials(logits: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits above the largest allowed one, their exponentials [N, M] and the sums of those [N]."""
-    x = np.where(mask, logits, np.float32(NEG))
+    x = _allowed(logits, mask, NEG)
     x = x - x.max(1, keepdims=True)
     e = np.exp(x)
     return x, e, e.sum(1)
 
 
-def _pick(logits: np.ndarray, mask: np.ndarray, index: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _allowed(x: np.ndarray, mask: np.ndarray | None, other: float) -> np.ndarray:
+    return x if mask is None else np.where(mask, x, np.float32(other))
+
+
+def _pick(logits: np.ndarray, mask: np.ndarray | None, index: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The log-probability of an entry among the allowed ones, and its slope; 0 elsewhere."""
     x, e, total = _exponentials(logits, mask)
     rows = np.arange(len(x))
     log_p = np.where(where, x[rows, index] - np.log(total), 0)
-    slope = e / -total[:, None]
-    slope[rows, index] += 1
-    slope[~where] = 0
-    return log_p, slope
+    e /= -total[:, None]
+    e[rows, index] += 1
+    e[~where] = 0
+    return log_p, e
 
 
 class _Rows(NamedTuple):
-    """What goes back through the network: R states of each seed."""
+    """What goes back through the network at once: R states of each of S seeds."""
 
     said: np.ndarray  # [S, R, outputs] what the loss says to each output
     state: np.ndarray  # [S, R, D]
     number: np.ndarray  # [S, R]
+    t: np.ndarray  # [S, R] at which step each was met
+    b: np.ndarray  # [S, R] and by whom; early ones, and those that are shared, by anyone
     made: list[np.ndarray]  # [S, R, H] each layer's outputs
 
 
-def _distinct(trace: Trace, at: _States, slope: np.ndarray) -> _Rows:
-    """Of one seed: each state once, whoever met it; what its visitors say is added up."""
-    order = at.number.argsort(kind="stable")
-    ordered = at.number[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = ordered[1:] != ordered[:-1]
-    (starts,) = np.nonzero(new)
-    return _own(trace, _States(*[x[order[starts]] for x in at]), np.add.reduceat(slope[order], starts))
+def _all_rows(trace: Trace, walked: _Walked, slope: np.ndarray) -> _Rows:
+    """Of all seeds at once, where trajectories are of one length: all early states, met or not, and then each state for itself, of which every
+    seed has as many."""
+    at, early = walked.at, trace.early
+    _, seeds, batch = walked.on.shape
+    met = 0 if early is None else len(slope) - (len(trace.made[-1]) if trace.made else 0)
+
+    def late(x: np.ndarray) -> np.ndarray:
+        steps = x.reshape(-1, seeds, batch, *x.shape[1:])
+        return steps.swapaxes(0, 1).reshape(seeds, -1, *x.shape[1:])
+
+    found = [late(x[met:]) for x in (slope, walked.state, at.number, at.t, at.b)] + [late(x) for x in trace.made[:-1]]
+    if early is not None:
+        said = np.zeros((seeds, len(early.states), slope.shape[1]), dtype=np.float32)
+        np.add.at(said, (at.s[:met], at.number[:met]), slope[:met])
+        number = np.stack([np.arange(len(early.states))] * seeds)
+        first = [said, np.stack([early.states.numpy()] * seeds), number, 0 * number, 0 * number, *trace.early_made[:-1]]
+        found = [np.concatenate(x, 1) for x in zip(first, found, strict=True)] if trace.made else first
+    said, state, number, t, b, *made = found
+    return _Rows(said, state, number, t, b, made)
 
 
-def _own(trace: Trace, at: _States, slope: np.ndarray) -> _Rows:
-    """Of one seed: the states as they are."""
-    made = [_kept(trace, layer, at)[None] for layer in range(len(trace.made or trace.early_made) - 1)]
-    return _Rows(slope[None], at.state[None], at.number[None], made)
+def _rows_by_seed(trace: Trace, walked: _Walked, slope: np.ndarray, shared: bool) -> list[_Rows]:
+    """Of each seed for itself; where they are `shared`, each state once, whoever met it: what its visitors say is added up.
+
+    Each has memory of its own: how a product is rounded depends on where its numbers begin, and that must not depend on other seeds.
+    """
+    at, seeds = walked.at, walked.on.shape[1]
+    chosen, said = None, slope
+    if shared:
+        order = at.number.argsort(kind="stable") if seeds == 1 else np.lexsort((at.number, at.s))
+        number, s = at.number[order], at.s[order]
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = (number[1:] != number[:-1]) | (s[1:] != s[:-1])
+        (starts,) = np.nonzero(new)
+        chosen, said = order[starts], np.add.reduceat(slope[order], starts)
+    elif seeds > 1:
+        chosen = at.s.argsort(kind="stable")
+        said = slope[chosen]
+    ends = [0, *np.bincount(of(at.s, chosen), minlength=seeds).cumsum().tolist()]
+    layers, rows = range(len(trace.made or trace.early_made) - 1), list[_Rows]()
+    for begin, end in pairwise(ends):
+        one = None if chosen is None else chosen[begin:end]
+        own = said[None] if seeds == 1 else said[None, begin:end].copy()
+        state, number, t, b = (of(x, one)[None] for x in (walked.state, at.number, at.t, at.b))
+        rows.append(_Rows(own, state, number, t, b, [_kept(trace, layer, one)[None] for layer in layers]))
+    return rows
 
 
-def _foreseen(trace: Trace, at: _States, slope: np.ndarray) -> _Rows:
-    """Of several seeds: all early states, met or not, and then each state for itself, of which every seed has as many."""
-    seeds = trace.known.shape[1]
+def _layers(env: Any, policy: Any, trace: Trace, walked: _Walked, slope: np.ndarray, flat: Any) -> None:
+    """Back through the head and the layers, and the sums over states that their weights get; `slope` [N, outputs] = what is said to each output.
 
-    def each(x: np.ndarray) -> np.ndarray:
-        return x.reshape(seeds, -1, *x.shape[1:])
-
-    def turned(x: np.ndarray) -> np.ndarray:  # [n, S, B, H]
-        return x.swapaxes(0, 1).reshape(seeds, -1, x.shape[3])
-
-    if trace.early is None:
-        return _Rows(each(slope), each(at.state), each(at.number), [turned(x) for x in trace.made[:-1]])
-    late, states = at.t >= trace.early.steps, trace.early.states.numpy()
-    said = np.zeros((seeds, len(states), slope.shape[1]), dtype=np.float32)
-    np.add.at(said, (at.s[~late], at.number[~late]), slope[~late])
-    rows = _Rows(said, np.stack([states] * seeds), np.stack([np.arange(len(states))] * seeds), trace.early_made[:-1])
-    if not late.any():
-        return rows
-    return _Rows(
-        np.concatenate([rows.said, each(slope[late])], 1),
-        np.concatenate([rows.state, each(at.state[late])], 1),
-        np.concatenate([rows.number, each(at.number[late])], 1),
-        [np.concatenate([x, turned(y)], 1) for x, y in zip(rows.made, trace.made[:-1], strict=True)],
-    )
+    Several seeds go at once where each has as many states, and else one after the other, in the shapes that each would have alone.
+    """
+    by_letter = isinstance(env, Strings) and env.length * env.tokens > MANY_FEATURES
+    shared = policy.trunk.numbered and not (by_letter and trace.early is None)
+    if policy.num_seeds > 1 and trace.at_once:
+        _back(env, _all_rows(trace, walked, slope), by_letter, shared, flat.named, flat.slopes)
+        return
+    parts = _rows_by_seed(trace, walked, slope, shared)
+    for seed, rows in enumerate(parts):
+        own = [flat.named, flat.slopes]
+        if len(parts) > 1:
+            own = [{name: x[seed : seed + 1] for name, x in every.items()} for every in own]
+        _back(env, rows, by_letter, shared, *own)
 
 
-def _layers(env: Any, policy: Any, trace: Trace, at: _States, slope: np.ndarray, into: dict[str, Tensor]) -> None:
-    """Back through the head and the layers, and the sums over states that their weights get; `slope` [N, outputs] = what is said to each output."""
-    trunk, head, lookup = policy.trunk, policy.head.weight, isinstance(policy.trunk, _LookupTrunk)
-    mlp, prefix = (trunk.mlp, "trunk.mlp.layers") if lookup else (trunk, "trunk.layers")
-    first = into[f"{prefix}.0.weight"]
-    by_letter = isinstance(env, Strings) and first.shape[1] > MANY_FEATURES
-    shared = trunk.numbered and not (by_letter and trace.early is None)
-    rows = (_foreseen if policy.num_seeds > 1 else _distinct if shared else _own)(trace, at, slope)
+def _back(env: Any, rows: _Rows, by_letter: bool, shared: bool, weights: dict[str, Tensor], into: dict[str, Tensor]) -> None:
+    """The same of some rows, into the slopes of their seeds."""
     said, made = torch.from_numpy(rows.said), [torch.from_numpy(x) for x in rows.made]
-    if lookup:  # the head reads the layers first, then the state's row of the table
-        table = trunk.table.weight
+    head, table, wide = weights["head.weight"], weights.get("trunk.table.weight"), rows.made[-1].shape[2]
+    prefix = "trunk.layers" if table is None else "trunk.mlp.layers"
+    if table is not None:  # the head reads the layers first, then the state's row of the table
         row = torch.from_numpy(np.minimum(rows.number, table.shape[1] - 1) + np.arange(len(table))[:, None] * table.shape[1]).flatten()
-        _add_up(table.flatten(0, 1)[row].view(*said.shape[:2], -1), said, into["head.weight"][:, mlp.width :])
-        into["trunk.table.weight"].flatten(0, 1).zero_().index_add_(0, row, torch.bmm(said, head[:, mlp.width :].mT).flatten(0, 1))
+        _add_up(table.flatten(0, 1)[row].view(*said.shape[:2], -1), said, into["head.weight"][:, wide:])
+        into["trunk.table.weight"].flatten(0, 1).zero_().index_add_(0, row, torch.bmm(said, head[:, wide:].mT).flatten(0, 1))
     torch.sum(said, 1, keepdim=True, out=into["head.bias"])
-    _add_up(made[-1], said, into["head.weight"][:, : mlp.width])
-    said = _through(said, head[:, : mlp.width], made[-1])
+    _add_up(made[-1], said, into["head.weight"][:, :wide])
+    said = _through(said, head[:, :wide], made[-1])
     for i in range(len(made) - 1, 0, -1):
         torch.sum(said, 1, keepdim=True, out=into[f"{prefix}.{i}.bias"])
         _add_up(made[i - 1], said, into[f"{prefix}.{i}.weight"])
-        said = _through(said, mlp.layers[i].weight, made[i - 1])
+        said = _through(said, weights[f"{prefix}.{i}.weight"], made[i - 1])
     torch.sum(said, 1, keepdim=True, out=into[f"{prefix}.0.bias"])
+    first = into[f"{prefix}.0.weight"]
     if by_letter:
-        letters = _letters(env, rows, said.numpy()) if shared else _own_letters(env, at, said.numpy())
-        first.flatten(0, 1).zero_().index_add_(0, *letters)
+        first.flatten(0, 1).zero_().index_add_(0, *(_letters if shared else _own_letters)(env, rows, said.numpy()))
     else:
         _add_up(env.features(torch.from_numpy(rows.state)), said, first)
 
@@ -330,15 +357,20 @@ def _letters(env: Any, rows: _Rows, said: np.ndarray) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(feature), torch.from_numpy(said[s, row])
 
 
-def _own_letters(env: Any, at: _States, said: np.ndarray) -> tuple[Tensor, Tensor]:
+def _own_letters(env: Any, rows: _Rows, said: np.ndarray) -> tuple[Tensor, Tensor]:
     """The same where trajectories share no state: a letter is on from the step after its own on, so it is given all that its trajectory
     says from there on, once."""
-    s, t, b = at.s, at.t, at.b
-    sums = np.zeros((int(t.max()) + 1, int(s.max()) + 1, int(b.max()) + 1, said.shape[2]), dtype=said.dtype)
-    sums[t, s, b] = said.reshape(-1, said.shape[2])
-    for step in range(len(sums) - 2, -1, -1):  # numpy's own sum along the first axis takes ten times as long
-        sums[step] += sums[step + 1]
-    (late,) = np.nonzero(t > 0)
-    s, t, b = s[late], t[late], b[late]
-    feature = (s * env.length + t - 1) * env.tokens + at.state[late, t - 1]
-    return torch.from_numpy(feature), torch.from_numpy(sums[t, s, b])
+    seeds, _, wide = said.shape
+    t, b, s = rows.t, rows.b, np.arange(seeds)[:, None]
+    steps, batch = int(t.max()) + 1, int(b.max()) + 1
+    if env.free:  # it stands in order
+        sums = said.reshape(seeds, steps, batch, wide)
+    else:
+        sums = np.zeros((seeds, steps, batch, wide), dtype=said.dtype)
+        sums[s, t, b] = said
+    for step in range(steps - 2, -1, -1):  # numpy's own sum along an axis takes ten times as long
+        sums[:, step] += sums[:, step + 1]
+    s, row = np.nonzero(t > 0)
+    t, b = t[s, row], b[s, row]
+    feature = (s * env.length + t - 1) * env.tokens + rows.state[s, row, t - 1]
+    return torch.from_numpy(feature), torch.from_numpy(sums[:, 1:].reshape(-1, wide) if env.free else sums[s, t, b])

@@ -6,6 +6,7 @@ the other. For one seed: how many distinct states one has must not touch, throug
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,17 +38,24 @@ class _Asked(NamedTuple):
     table: Tensor  # [R, M actions, M moves] log-probabilities
 
 
+@lru_cache(maxsize=1)
+def _distinct(env: Any, states: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
+    """Which of R distinct states each step began in [T * B], what may happen there [R, M] and their features [R, F]: one batch is asked about and
+    then learned from."""
+    here = states[:-1, 0].flatten(0, 1)
+    _, first, which = np.unique(env.index(here).numpy(), return_index=True, return_inverse=True)
+    distinct = here[torch.from_numpy(first)]
+    return which, env.real_moves(env.moves(distinct)), env.features(distinct)
+
+
 def _ask(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> _Asked:
     env = dynamics.env
-    here = traj.states[:-1, 0].flatten(0, 1)
-    _, first, which = np.unique(env.index(here).numpy(), return_index=True, return_inverse=True)
-    states = here[torch.from_numpy(first)]
-    inputs = [env.features(states)]
+    which, legal, features = _distinct(env, traj.states)
+    inputs = [features]
     for i in range(len(dynamics.layers)):
         inputs.append(torch.addmm(weights[f"layers.{i}.bias"][0], inputs[-1], weights[f"layers.{i}.weight"][0]).relu_())
     logits = torch.addmm(weights["head.bias"][0], inputs[-1], weights["head.weight"][0]).unflatten(1, (env.num_moves, -1))
-    legal = env.real_moves(env.moves(states)).unsqueeze(1).expand_as(logits)
-    return _Asked(which, inputs, masked_log_softmax(logits, legal))
+    return _Asked(which, inputs, masked_log_softmax(logits, legal.unsqueeze(1).expand_as(logits)))
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ the same trajectories; everything that does not fit walks there, step by step.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from stochflow.ops import ALL_AT_ONCE, NEG, always, log_exponential, nothing
 from stochflow.policy import Early, Policy
 from stochflow.types import Fading, Task, Trajectories
 
-MOST = 1 << 17  # hidden numbers of a step: beyond, torch's operators are the faster ones
+MOST = 1 << 20  # hidden numbers of a seed's step: what is kept of them is memory
 
 
 def fits(task: Task, policy: Any, batch: int) -> bool:
@@ -36,28 +37,30 @@ def fits(task: Task, policy: Any, batch: int) -> bool:
         type(env) in (Grid, Strings)
         and env.contexts is None
         and policy.head.weight.dtype == torch.float32
-        and policy.num_seeds * batch * trunk.width <= MOST
+        and batch * trunk.width <= MOST
         and policy.num_seeds * batch * env.horizon * env.num_moves <= ALL_AT_ONCE
         and task.channel.begin(env.initial((1, 1))) is None  # a channel that remembers asks for more
     )
 
 
-def all_early(policy: Any, batch: int) -> bool:
-    """Whether a walk that is traced meets no state that has not been through the network before it begins."""
-    steps = policy.env.horizon + (not policy.env.tree)
-    early = policy.early(steps, batch)
-    return early is not None and early.steps == steps
-
-
 class Trace(NamedTuple):
     """What the network made of each state on the way, for whoever learns before the weights change."""
 
-    made: list[np.ndarray]  # each layer's outputs [n, S, B, H] and, last, the head's, of the steps after the early ones; [] if none
-    known: np.ndarray  # [steps, S, B] bool: a state was reached at this step
-    numbers: np.ndarray  # [steps, S, B] which state it was, in the environment's order
-    finals: Tensor  # [S, B] and the last one
+    at: At
+    made: list[np.ndarray]  # each layer's outputs [n, H] and, last, the head's, of those states that are not early, which are the last n
+    finals: Tensor  # [S, B] the last states' numbers
     early: Early | None
-    early_made: list[np.ndarray]  # the same of the early states [S, N, ...]; [] if none
+    early_made: list[np.ndarray]  # the same of the early states [S, E, ...]; [] if none
+    at_once: bool  # every seed has as many states, whatever it reached: where all are early, or all trajectories of one length
+
+
+class At(NamedTuple):
+    """N states that were reached, step by step and, at a step, seed by seed."""
+
+    t: np.ndarray  # at this step
+    s: np.ndarray  # of this seed
+    b: np.ndarray  # by this trajectory
+    number: np.ndarray  # which it was, in the environment's order
 
 
 def walk(task: Task, policy: Any, batch: int, explore: Tensor | float | None, temper: Tensor | float | None) -> Trajectories:
@@ -79,17 +82,17 @@ class _Way(NamedTuple):
     actions: np.ndarray  # [T, S, B], as the two that follow
     moves: np.ndarray
     alive: np.ndarray
-    known: np.ndarray  # [n, S, B] bool: a state was reached
-    numbers: np.ndarray  # [n, S, B] which it was
-    final: np.ndarray  # [S, B] the last one's number
+    at: At
+    final: np.ndarray  # [S, B] the last states' numbers
 
 
 @torch.no_grad()
 def _walk(task: Task, policy: Any, batch: int, explore: Any, temper: Any, trace: bool) -> tuple[Trajectories, _Network, _Way]:
     env, seeds, device = task.env, policy.num_seeds, policy.device
-    chance = _Chance.drawn((env.horizon, seeds, batch, env.num_moves), explore, temper)
+    size = _Size(env.horizon, seeds, batch, env.num_moves)
+    chance = _Chance.drawn(size, explore, temper)
     after = None if env.free else int(torch.randint(2**62, ()))
-    fate = _Fate(task.channel, chance.noise.shape)
+    fate = _Fate(task.channel, size)
     network = _Network(policy, batch, env.horizon + (trace and not env.tree), trace)
     if env.free:
         way = _all_letters(env, network, chance, fate)
@@ -104,64 +107,108 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, temper: Any, trace:
     return Trajectories(found[0], found[1], found[2], found[3], nothing(shape, device), always(shape, device)), network, way
 
 
+class _Size(NamedTuple):
+    """Of a walk. Its trajectories stand in one row, those of a seed after those of the one before: n = S * B."""
+
+    steps: int
+    seeds: int
+    batch: int
+    moves: int
+
+    def by_step(self, x: np.ndarray) -> np.ndarray:
+        """[T, n, ...] as [T, S, B, ...]."""
+        return x.reshape(len(x), self.seeds, self.batch, *x.shape[2:])
+
+
 class _Chance(NamedTuple):
     """The random numbers of a walk's choices."""
 
-    noise: np.ndarray  # [T, S, B, M]
-    blind: np.ndarray | None  # [T, S, B] bool: uniform chance chooses
-    flatten: np.ndarray | None  # what logits are divided by
+    size: _Size
+    noise: np.ndarray  # [T, n, M]
+    blind: np.ndarray | None  # [T, n] bool: uniform chance chooses
+    flatten: np.ndarray | None  # [n, 1] what logits are divided by
 
     @classmethod
-    def drawn(cls, shape: tuple[int, ...], explore: Any, temper: Any) -> _Chance:
-        noise = log_exponential(torch.empty(shape)).numpy()
-        blind = None if explore is None else (torch.rand(shape[:-1]) < explore).numpy()
-        return cls(noise, blind, None if temper is None else np.asarray(temper, dtype=np.float32))
+    def drawn(cls, size: _Size, explore: Any, temper: Any) -> _Chance:
+        steps, seeds, batch, moves = size
+        many = seeds * batch
+        noise = log_exponential(torch.empty(steps, many, moves)).numpy()
+        blind = None if explore is None else (torch.rand(steps, many) < explore).numpy()
+        flatten = None if temper is None else np.broadcast_to(np.asarray(temper, dtype=np.float32), (seeds, batch, 1)).reshape(many, 1)
+        return cls(size, noise, blind, flatten)
 
-    def stir(self, t: int, logits: np.ndarray) -> np.ndarray:
-        """Logits [S, B, M], changed in place, of which the largest wins."""
+    def stir(self, t: int, logits: np.ndarray, here: np.ndarray | None = None) -> np.ndarray:
+        """Logits [n, M] of the trajectories `here` (None: of all), of which the largest wins."""
         if self.flatten is not None:
-            logits /= self.flatten
+            logits = logits / (self.flatten if here is None else self.flatten[here])
+        stirred = logits - of(self.noise[t], here)
         if self.blind is not None:
-            logits[self.blind[t]] = 0.0
-        logits -= self.noise[t]
-        return logits
+            (blind,) = of(self.blind[t], here).nonzero()
+            if len(blind):
+                stirred[blind] = -self.noise[t, blind if here is None else here[blind]]
+        return stirred
+
+
+def of(x: np.ndarray, here: np.ndarray | None) -> np.ndarray:
+    """The rows `here`; None: all of them, as they are."""
+    return x if here is None else x.take(here, 0)
 
 
 class _Fate:
     """What comes of an action. `Slip` is foretold for all steps, by the random numbers it would draw; any other channel is asked at each."""
 
-    def __init__(self, channel: Channel, shape: tuple[int, ...]):
-        self.channel, self.slips = channel, None
+    def __init__(self, channel: Channel, size: _Size):
+        self.channel, self.size, self.slips = channel, size, None
         if type(channel) is Slip and not channel.exact:
-            steps, seeds, batch, moves = shape
-            drawn = torch.rand(steps, seeds * batch * (moves + 1)).numpy()
-            self.draw = drawn[:, : -seeds * batch].reshape(shape)
-            self.slips = drawn[:, -seeds * batch :].reshape(shape[:-1]) < channel.alpha
+            steps, seeds, batch, moves = size
+            many = seeds * batch
+            drawn = torch.rand(steps, many * (moves + 1)).numpy()
+            self.draw = drawn[:, :-many].reshape(steps, many, moves)
+            self.slips = drawn[:, -many:] < channel.alpha
 
-    def move(self, t: int, state: np.ndarray, legal: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """[S, B], of actions that are not STOP."""
+    def move(self, t: int, here: np.ndarray | None, state: np.ndarray, legal: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """[n] of the trajectories `here` (None: of all) and their actions, which are not STOP; where they are, anything."""
         if self.channel.exact:
             return action
-        if self.slips is None:
-            return self.channel.sample(torch.from_numpy(state), torch.from_numpy(legal), torch.from_numpy(action)).numpy()
-        return np.where(self.slips[t], np.where(legal, self.draw[t], -1).argmax(-1), action)
+        if self.slips is not None:
+            return np.where(of(self.slips[t], here), np.where(legal, of(self.draw[t], here), -1).argmax(-1), action)
+        given = [torch.from_numpy(self._all(x, here)) for x in (state, legal, action)]
+        return of(self.channel.sample(*given).numpy().ravel(), here)
+
+    def _all(self, x: np.ndarray, here: np.ndarray | None) -> np.ndarray:
+        """[S, B, ...]: whoever draws for all draws the same for each; those who have ended stand where the first stands."""
+        whole = x
+        if here is not None:
+            whole = np.repeat(x[:1], self.size.seeds * self.size.batch, 0)
+            whole[here] = x
+        return self.size.by_step(whole[None])[0]
 
 
 def _all_letters(env: Any, network: _Network, chance: _Chance, fate: _Fate) -> _Way:
     """Strings of a fixed length: nothing is illegal, nothing ends early, and a state is its moves so far."""
-    horizon, seeds, batch, moves = chance.noise.shape
-    legal = np.ones((seeds, batch, moves), dtype=bool)
-    states = np.full((horizon + 1, seeds, batch, horizon), env.pad, dtype=np.int64)
-    actions, made = np.empty((2, horizon, seeds, batch), dtype=np.int64)
-    numbers = np.zeros((horizon + 1, seeds, batch), dtype=np.int64)
+    horizon, seeds, batch, moves = size = chance.size
+    many = seeds * batch
+    legal = np.ones((many, moves), dtype=bool)
+    state = np.full((many, horizon), env.pad, dtype=np.int64)
+    actions, made = np.empty((2, horizon, many), dtype=np.int64)
+    numbers = np.zeros((horizon + 1, many), dtype=np.int64)
     for t in range(horizon):
-        actions[t] = chance.stir(t, network.logits(t, numbers[t], None)).argmax(-1)
-        move = made[t] = fate.move(t, states[t], legal, actions[t])
-        states[t + 1 :, ..., t] = move
+        actions[t] = chance.stir(t, network.logits(t, numbers[t])).argmax(-1)
+        state[:, t] = move = made[t] = fate.move(t, None, state, legal, actions[t])
         numbers[t + 1] = numbers[t] * env.tokens + 1 + move
-        network.add(move + t * env.tokens)
+        network.switch(None, move + t * env.tokens)
+    written = np.arange(horizon) < np.arange(horizon + 1)[:, None, None]
+    states = np.where(written, state, env.pad)
     alive = np.ones((horizon, seeds, batch), dtype=bool)
-    return _Way(states, actions, made, alive, alive, numbers[:-1], numbers[-1])
+    at = _all_of(horizon, seeds, batch)._replace(number=numbers[:-1].ravel())
+    return _Way(size.by_step(states), size.by_step(actions), size.by_step(made), alive, at, numbers[-1].reshape(seeds, batch))
+
+
+@lru_cache(maxsize=16)
+def _all_of(steps: int, seeds: int, batch: int) -> At:
+    """Every trajectory at every step, without numbers."""
+    t, s, b = np.indices((steps, seeds, batch))
+    return At(t.ravel(), s.ravel(), b.ravel(), np.empty(0, dtype=np.int64))
 
 
 @lru_cache(maxsize=16)
@@ -183,22 +230,25 @@ def _by_number(env: Any, network: _Network, chance: _Chance, fate: _Fate) -> _Wa
 
     Who has ended keeps stopping, in a state of its own, after the grid's last one, which is the only one without a way on.
     """
-    horizon, seeds, batch, moves = chance.noise.shape
+    horizon, seeds, batch, moves = size = chance.size
     states, mask, leads = _grid_table(env)
     real, end = mask & (np.arange(moves) != env.stop), len(mask) - 1
-    first = (np.arange(seeds) * len(mask))[:, None]  # each seed has rows of its own
-    leads = (leads + first[..., None]).ravel()
+    begin = np.arange(seeds) * len(mask)  # each seed has rows of its own
+    leads = (leads + begin[:, None, None]).ravel()
     table = np.full((1 if chance.blind is None else 2, seeds, *mask.shape), NEG, dtype=np.float32)
     given = network.early_made[-1][..., :moves]
-    np.copyto(table[0, :, :end], given if chance.flatten is None else given / chance.flatten, where=mask[:end])
+    if chance.flatten is not None:
+        given = given / chance.flatten.reshape(seeds, batch, 1)[:, :1]
+    np.copyto(table[0, :, :end], given, where=mask[:end])
     table[0, :, end, env.stop] = 0
     if chance.blind is not None:  # there uniform chance chooses
         table[1, :, mask] = 0
     table = table.reshape(-1, moves)
     shift = np.zeros(horizon, dtype=np.int64) if chance.blind is None else chance.blind * (seeds * len(mask))
-    numbers = np.full((horizon + 1, seeds, batch), end) + first
-    actions, made = np.full((2, horizon, seeds, batch), env.stop)
-    number = numbers[0] = np.broadcast_to(first, (seeds, batch))
+    first = begin.repeat(batch)
+    numbers = np.full((horizon + 1, seeds * batch), end) + first
+    actions, made = np.full((2, horizon, seeds * batch), env.stop)
+    number = numbers[0] = first
     last = first + end - 1
     for t in range(horizon):
         if not (number < last).any():  # all have finished
@@ -206,141 +256,208 @@ def _by_number(env: Any, network: _Network, chance: _Chance, fate: _Fate) -> _Wa
         move = actions[t] = (table.take(number + shift[t], 0) - chance.noise[t]).argmax(-1)
         if not fate.channel.exact:
             here = number - first
-            move = np.where(move == env.stop, move, fate.move(t, states[here], real[here], move))
+            move = np.where(move == env.stop, move, fate.move(t, None, states[here], real[here], move))
         made[t] = move
         number = numbers[t + 1] = leads.take(number * moves + move)
     numbers -= first
     known = numbers < end
     frozen = np.maximum.accumulate(np.where(known, numbers, 0))  # a move leads to a larger number
-    return _Way(states[frozen], actions, made, numbers[:-1] < end - 1, known, numbers, frozen[-1])
+    when, s, b = np.nonzero(size.by_step(known))
+    at = At(when, s, b, numbers[known])
+    whole, alive = size.by_step(states[frozen]), size.by_step(numbers[:-1] < end - 1)
+    return _Way(whole, size.by_step(actions), size.by_step(made), alive, at, frozen[-1].reshape(seeds, batch))
 
 
 def _step_by_step(env: Any, network: _Network, chance: _Chance, fate: _Fate) -> _Way:
-    """Trajectories end when they stop, or where no move is left."""
-    horizon, seeds, batch, moves = chance.noise.shape
-    wide, stop = env.state_dim, env.stop
-    string, size = isinstance(env, Strings), env.tokens if isinstance(env, Strings) else env.side
-    state = np.full((seeds, batch, wide), size if string else 0, dtype=np.int64)
-    states = np.empty((horizon + 1, seeds, batch, wide), dtype=np.int64)
-    actions, made = np.zeros((2, horizon, seeds, batch), dtype=np.int64)
-    numbers = np.empty((horizon + 1, seeds, batch), dtype=np.int64)
-    alive = np.zeros((horizon, seeds, batch), dtype=bool)
-    known = np.zeros((horizon + 1, seeds, batch), dtype=bool)
-    number, stopped = np.zeros((seeds, batch), dtype=np.int64), np.zeros((seeds, batch), dtype=bool)
-    fresh = np.ones((seeds, batch), dtype=bool)  # the state is new
-    legal = np.ones((seeds, batch, moves), dtype=bool)  # real moves
-    legal[..., stop] = False
-    place = size ** np.arange(wide - 1, -1, -1)
+    """Trajectories end when they stop, or where no move is left, and only those that go on are looked at: `here`."""
+    horizon, seeds, batch, _ = size = chance.size
+    string, wide, stop, many = isinstance(env, Strings), env.state_dim, env.stop, seeds * batch
+    side = env.tokens if string else env.side
+    place, unit = side ** np.arange(wide - 1, -1, -1), np.eye(wide, dtype=np.int64)
+    here, number = np.arange(many), np.zeros(many, dtype=np.int64)
+    state = np.full((many, wide), side if string else 0, dtype=np.int64)
+    met, done = list[tuple[np.ndarray, ...]](), list[tuple[np.ndarray, np.ndarray]]()
     for t in range(horizon):
-        states[t], numbers[t], known[t] = state, number, fresh
-        logits = chance.stir(t, network.logits(t, number, fresh))
+        met.append((here, number, state))
+        logits = chance.stir(t, network.logits(t, number), here)
         if not string:
-            legal[..., :wide] = state < size - 1
-            logits[..., :wide][~legal[..., :wide]] = NEG
+            logits[:, :wide][state == side - 1] = NEG  # where that is all, it stops
         elif t < env.min_length:
-            logits[..., stop] = NEG
-        action = logits.argmax(-1)
-        now = ~stopped if string else legal.any(-1) & ~stopped
-        if not now.any():  # all have finished
+            logits[:, stop] = NEG
+        move = action = logits.argmax(1)
+        if not fate.channel.exact:
+            legal = np.ones(logits.shape, dtype=bool)  # real moves
+            legal[:, stop] = False
+            if not string:
+                legal[:, :wide] = state < side - 1
+            move = np.where(action == stop, action, fate.move(t, here, state, legal, action))
+        done.append((action, move))
+        (on,) = np.nonzero(move != stop)
+        if not len(on):  # all have finished
             break
-        meant = action == stop
-        move = np.where(meant, action, fate.move(t, state, legal, action))
-        stopped |= meant
-        actions[t], made[t], alive[t] = action, move, now
-        fresh = now & (move != stop)
-        seed, row = np.nonzero(fresh)
-        chosen = move[seed, row]
+        kept = None if len(on) == len(here) else on
+        here, number, state, move = (of(x, kept) for x in (here, number, state, move))
         if string:
-            state[seed, row, t] = chosen
-            number[seed, row] = number[seed, row] * size + 1 + chosen
-            network.switch(seed, row, t * size + chosen, None)
+            state = state.copy()
+            state[:, t] = move
+            number = number * side + 1 + move
+            network.switch(kept, t * side + move)
         else:
-            state[seed, row, chosen] += 1
-            number[seed, row] += place[chosen]
-            feature = chosen * size + state[seed, row, chosen]
-            network.switch(seed, row, feature, feature - 1)
+            state = state + unit.take(move, 0)
+            number = number + place.take(move)
+            now = state.ravel().take(np.arange(0, state.size, wide) + move)
+            network.switch(kept, move * side + now)
     else:
-        t = horizon
-        numbers[t], known[t] = number, fresh
+        met.append((here, number, state))
         if network.steps > horizon:
-            network.logits(horizon, number, fresh)  # whoever learns a way back asks about the last states too
-    states[t:] = state
-    met = min(t + 1, network.steps)
-    return _Way(states, actions, made, alive, known[:met], numbers[:met], number)
+            network.logits(horizon, number)  # whoever learns a way back asks about the last states too
+    return _assembled(env, size, network.steps, met, done)
+
+
+def _assembled(env: Any, size: _Size, steps: int, met: list[tuple[np.ndarray, ...]], done: list[tuple[np.ndarray, np.ndarray]]) -> _Way:
+    """Lists of what was met and done by those that went on, as tensors of all steps and trajectories; what was met before `steps` were made is noted."""
+    horizon, seeds, batch, _ = size
+    many, string = seeds * batch, isinstance(env, Strings)
+    here, number, state = (np.concatenate(x) for x in zip(*met, strict=True))
+    t = np.arange(len(met)).repeat([len(x[0]) for x in met])
+    states = np.full((horizon + 1, many, env.state_dim), env.pad if string else 0, dtype=np.int64)
+    states[t, here] = state
+    begun = states[: len(met)]
+    (np.minimum if string else np.maximum).accumulate(begun, out=begun)  # padding is the largest token
+    states[len(met) :] = begun[-1]
+    final = np.zeros(many, dtype=np.int64)
+    final[here] = number  # the last one stays
+    acted = len(t) - (len(met) > len(done)) * len(met[-1][0])  # whoever met a state after the last step does nothing there
+    when, who = t[:acted], here[:acted]
+    actions, moves = np.zeros((2, horizon, many), dtype=np.int64)
+    actions[when, who], moves[when, who] = (np.concatenate(x) for x in zip(*done, strict=True))
+    alive = np.zeros((horizon, many), dtype=bool)
+    alive[when, who] = string or (state[:acted] < env.side - 1).any(1)
+    noted = len(t) if len(met) <= steps else acted
+    at = At(t[:noted], here[:noted] // batch, here[:noted] % batch, number[:noted])
+    states, actions, moves, alive = (size.by_step(x) for x in (states, actions, moves, alive))
+    return _Way(states, actions, moves, alive, at, final.reshape(seeds, batch))
+
+
+@lru_cache(maxsize=16)
+def _first_features(env: Any) -> Tensor:
+    """[1, 1, F] of the first state."""
+    return env.features(env.initial((1, 1)))
+
+
+@lru_cache(maxsize=4)
+def _early_features(env: Any, steps: int) -> Tensor:
+    """[E, F] of the states of the first steps."""
+    return env.features(env.early_states(steps))
 
 
 class _Network:
-    """The logits of the policy's actions, step by step; early states are looked up by their numbers."""
+    """The logits of the policy's actions, step by step; early states are looked up by their numbers.
+
+    Where all trajectories are of one length, those of several seeds go through it at once. Elsewhere only those that go on do, seed by seed:
+    how many they are in one seed must not touch, through the rounding of a larger product, the figures of another.
+    """
 
     def __init__(self, policy: Any, batch: int, steps: int, trace: bool):
         trunk, env, seeds = policy.trunk, policy.env, policy.num_seeds
-        self.env, self.steps, self.keeps = env, steps, trace
+        mlp = inner_mlp(trunk)
+        self.env, self.steps, self.keeps, self.batch, self.at_once = env, steps, trace, batch, env.free and seeds > 1
         self.table = trunk.table.weight.numpy() if type(trunk) is _LookupTrunk else None
-        first, *rest = inner_mlp(trunk).layers
-        self.first, self.rest = first.weight.numpy(), [(layer.weight, layer.bias) for layer in rest]
+        first, *rest = mlp.layers
         columns = policy.head.weight.shape[2] if trace else env.num_moves
-        self.head, self.head_bias = policy.head.weight[..., :columns], policy.head.bias[..., :columns]
-        self.seed = np.arange(seeds)[:, None]
+        self.layers = [(layer.weight, layer.bias) for layer in rest]
+        self.layers.append((policy.head.weight[..., :columns], policy.head.bias[..., :columns]))
+        self.seed = np.arange(seeds).repeat(batch)  # of each trajectory that goes on
         self.early = policy.early(steps, batch)
         self.made, self.early_made = list[list[np.ndarray]](), list[np.ndarray]()
         if self.early is not None:
-            features = env.features(self.early.states) if self.early.features is None else self.early.features
-            number = np.broadcast_to(np.arange(len(features)), (seeds, len(features)))
-            self.early_made = self._forward(first(features.expand(seeds, -1, -1)).numpy(), number)
+            features = _early_features(env, self.early.steps)
+            self.early_made = self._at_once(first(features.expand(seeds, -1, -1)).numpy(), np.arange(len(features))[None])
         self.needed = self.early is None or self.early.steps < steps  # whether there are others
         if self.needed:
-            begun = first(env.features(env.initial((seeds, 1))))
-            self.sums = begun.expand(-1, batch, -1).contiguous().numpy()  # of the first layer, before its rectifier
+            begun = first.bias if mlp.blank else first(_first_features(env).expand(seeds, -1, -1))
+            self.sums = begun.squeeze(1).numpy().repeat(batch, 0)  # of the first layer, before its rectifier
+            self.rows, self.features = _switched(env, first.weight.numpy()), first.weight.shape[1]
+            if not self.at_once:
+                by_layer = [zip(bias.squeeze(1).unbind(), weight.unbind(), strict=True) for weight, bias in self.layers]
+                self.of_seed = list(zip(*by_layer, strict=True))  # biases and weights of its layers
 
-    def logits(self, t: int, number: np.ndarray, fresh: np.ndarray | None) -> np.ndarray:
-        """[S, B, M] at the states of these numbers, for the caller to change; right where the state is `fresh` (None: everywhere), anything
-        where all has ended."""
-        moves = self.env.num_moves
+    def logits(self, t: int, number: np.ndarray) -> np.ndarray:
+        """[n, M] of the trajectories that go on, at the states of these numbers; nobody may write into them."""
         if self.early is not None and t < self.early.steps:
-            return self.early_made[-1][self.seed, number][..., :moves]
-        made = self._forward(self.sums, number) if fresh is None or len(fresh) > 1 else self._some(number, fresh[0])
-        if not self.keeps:
-            return made[-1]
-        self.made.append(made)
-        return made[-1][..., :moves].copy()
+            given = self.early_made[-1]
+            row = number if len(given) == 1 else number + self.seed * given.shape[1]
+            return given.reshape(-1, given.shape[2]).take(row, 0)[:, : self.env.num_moves]
+        found = [self._all_seeds(number)] if self.at_once else self._seed_by_seed(number)
+        if self.keeps:
+            self.made += found
+        heads = [made[-1] for made in found]
+        return (heads[0] if len(heads) == 1 else np.concatenate(heads))[:, : self.env.num_moves]
 
-    def _some(self, number: np.ndarray, fresh: np.ndarray) -> list[np.ndarray]:
-        """Of one seed, only what is fresh goes through the network. (Of several, how many are fresh in one would touch another's rounding.)"""
-        (few,) = np.nonzero(fresh)
-        if 4 * len(few) > 3 * len(fresh):
-            return self._forward(self.sums, number)
+    def _all_seeds(self, number: np.ndarray) -> list[np.ndarray]:
+        """Each layer's outputs [n, ...] and the head's, in one go."""
+        shape = (-1, self.batch)
+        made = self._at_once(self.sums.reshape(*shape, self.sums.shape[1]), number.reshape(shape))
+        return [x.reshape(-1, x.shape[2]) for x in made]
 
-        def wide(x: np.ndarray) -> np.ndarray:
-            whole = np.zeros((1, len(fresh), x.shape[2]), dtype=x.dtype)
-            whole[:, few] = x
-            return whole
+    def _seed_by_seed(self, number: np.ndarray) -> list[list[np.ndarray]]:
+        """The same of each seed of which a trajectory goes on; each in memory of its own, because rounding depends on where numbers begin."""
+        if len(self.of_seed) == 1:
+            return [self._one_seed(0, self.sums, number)]
+        ends = np.searchsorted(self.seed, np.arange(len(self.of_seed) + 1)).tolist()
+        parts = [(seed, slice(begin, end)) for seed, (begin, end) in enumerate(pairwise(ends)) if begin < end]
+        return [self._one_seed(seed, self.sums[part], number[part]) for seed, part in parts]
 
-        return [wide(x) for x in self._forward(self.sums[:, few], number[:, few])]
+    def _one_seed(self, seed: int, sums: np.ndarray, number: np.ndarray) -> list[np.ndarray]:
+        made = [np.maximum(sums, 0)]
+        hidden = torch.from_numpy(made[0])
+        *layers, (head_bias, head) = self.of_seed[seed]
+        for bias, weight in layers:
+            hidden = torch.addmm(bias, hidden, weight).relu_()
+            made.append(hidden.numpy())
+        if self.table is not None:
+            hidden = torch.cat([hidden, torch.from_numpy(self._known(seed, number))], -1)
+        made.append(torch.addmm(head_bias, hidden, head).numpy())
+        return made
 
-    def _forward(self, sums: np.ndarray, number: np.ndarray) -> list[np.ndarray]:
-        """Each layer's outputs and the head's."""
+    def _at_once(self, sums: np.ndarray, number: np.ndarray) -> list[np.ndarray]:
+        """Each layer's outputs [S, R, ...] and the head's, of R states of each seed."""
         hidden = torch.from_numpy(np.maximum(sums, 0))
         made = [hidden.numpy()]
-        for weight, bias in self.rest:
+        *layers, (head, head_bias) = self.layers
+        for weight, bias in layers:
             hidden = torch.baddbmm(bias, hidden, weight).relu_()
             made.append(hidden.numpy())
         if self.table is not None:
-            kept = self.table[self.seed, np.minimum(number, self.table.shape[1] - 1)]
-            hidden = torch.cat([hidden, torch.from_numpy(kept)], -1)
-        made.append(torch.baddbmm(self.head_bias, hidden, self.head).numpy())
+            hidden = torch.cat([hidden, torch.from_numpy(self._known(np.arange(len(sums))[:, None], number))], -1)
+        made.append(torch.baddbmm(head_bias, hidden, head).numpy())
         return made
 
-    def add(self, on: np.ndarray) -> None:
-        """A feature [S, B] that a move has set in every row."""
-        if self.needed:
-            self.sums += self.first[self.seed, on]
+    def _known(self, seed: Any, number: np.ndarray) -> np.ndarray:
+        """The look-up table's rows."""
+        assert self.table is not None
+        return self.table[seed, np.minimum(number, self.table.shape[1] - 1)]
 
-    def switch(self, seed: np.ndarray, row: np.ndarray, on: np.ndarray, off: np.ndarray | None) -> None:
-        """Features of some rows that a move has changed."""
+    def switch(self, kept: np.ndarray | None, feature: np.ndarray) -> None:
+        """Of the trajectories that went on until now, those `kept` (None: all) go on, and a move has set these features of theirs."""
+        if kept is not None:
+            self.seed = self.seed.take(kept)
         if self.needed:
-            self.sums[seed, row] += self.first[seed, on] if off is None else self.first[seed, on] - self.first[seed, off]
+            self.sums = of(self.sums, kept)
+            several = self.rows.shape[0] > self.features
+            self.sums += self.rows.take(feature + self.seed * self.features if several else feature, 0)
 
     def trace(self, way: _Way) -> Trace:
         """Of a walk that has ended."""
-        made = [np.stack(each) for each in zip(*self.made, strict=True)]
-        return Trace(made, way.known, way.numbers, torch.from_numpy(way.final), self.early, self.early_made)
+        made = [np.concatenate(each) for each in zip(*self.made, strict=True)]
+        return Trace(way.at, made, torch.from_numpy(way.final), self.early, self.early_made, self.env.free or not self.needed)
+
+
+def _switched(env: Any, weight: np.ndarray) -> np.ndarray:
+    """[S * F, H]: what each feature [S, F, H] that a move has set adds to the first layer. On a grid the one before it is taken away."""
+    flat = weight.reshape(-1, weight.shape[2])
+    if isinstance(env, Strings):
+        return flat
+    both = np.empty_like(flat)
+    np.subtract(flat[1:], flat[:-1], out=both[1:])
+    return both

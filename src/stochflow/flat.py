@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -58,9 +59,10 @@ class FlatParameters:
         self.paces = torch.tensor([lr, 1.0], device=first.device)
         self.curve = torch.tensor([[lr, 1.0], [self.TAU, self.RECENT], [-decay, -1.0]], dtype=torch.float64, device=first.device)
         many = len(self.values)
-        self._piece = max(1024, -(-many // PIECES)) if first.is_cuda else many
+        piece = max(1024, -(-many // PIECES)) if first.is_cuda else many
         self.moments = torch.zeros(2, many, device=first.device)  # Adam's means of the gradient and of its square
-        self.adam_steps = torch.zeros(-(-many // self._piece), device=first.device)  # a piece
+        self.adam_steps = torch.zeros(-(-many // piece), device=first.device)  # a piece
+        self._pieces = [x.split(piece) for x in (self.values.data, whole, *self.moments)]
         if self.kernel is not None:
             each = [(here.start, (here.stop - here.start) // self.num_seeds) for here in self.slices.values()]
             self.spans = self.kernel.spans(
@@ -68,19 +70,18 @@ class FlatParameters:
             )
         self.norms = torch.zeros(self.num_seeds, device=first.device)  # of the last gradient, each seed's, before it was clipped
 
-    def _adam(self, grad: Tensor) -> None:
+    def _adam(self, rate: Any) -> None:
         """torch's fused Adam on the block in pieces, without the optimiser around it, which takes as long as the update of a small network."""
-        size = self._piece
-        means, squares = (moment.split(size) for moment in self.moments)
         self.adam_steps += 1
+        values, grad, means, squares = self._pieces
         torch._fused_adam_(
-            self.values.data.split(size),
-            grad.split(size),
+            values,
+            grad,
             means,
             squares,
             [],
             self.adam_steps.unbind(),
-            lr=self.paces[0],
+            lr=rate,
             beta1=0.9,
             beta2=0.999,
             weight_decay=0.0,
@@ -115,13 +116,21 @@ class FlatParameters:
                 self.kernel.update(*state, step, **pace)
             return self.norms
         self._clip(grad)
-        scale, tau, power = self.curve
-        self.paces.copy_(scale * (1 + step / tau) ** power)
-        self._adam(grad)
-        self.average.lerp_(self.values, self.paces[1])
+        rate, share = self._pace(step)
+        self._adam(rate)
+        self.average.lerp_(self.values, share)
         if self.follower is not None:
             self.follower.lerp_(self.values, self.FOLLOW)
         return self.norms
+
+    def _pace(self, step: Tensor) -> Any:
+        """Adam's rate and the average's weight: on a CPU as numbers, which cost less than operators; else where nobody has to wait for them."""
+        if step.device.type == "cpu":
+            done = float(step)
+            found = self.lr * (1 + done / self.TAU) ** -self.decay, 1 / (1 + done / self.RECENT)
+            return [float(np.float32(x)) for x in found]
+        scale, tau, power = self.curve
+        return self.paces.copy_(scale * (1 + step / tau) ** power).unbind()
 
     def _clip(self, grad: Tensor) -> None:
         """By pieces, each seed's its own: a vector that says whose each number is would be read as often as the gradient."""
@@ -130,7 +139,7 @@ class FlatParameters:
         else:
             each = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in self._by_seed])
             torch.linalg.vector_norm(each, dim=0, out=self.norms)
-        if grad.is_cuda or not bool((self.norms <= self.clip).all()):  # NaN is not below either
+        if grad.is_cuda or not all(norm <= self.clip for norm in self.norms.tolist()):  # NaN is not below either
             scale = (self.clip / self.norms.clamp(min=1e-12)).clamp(max=1)
             for g in self._by_seed:
                 g.mul_(scale.unsqueeze(1))

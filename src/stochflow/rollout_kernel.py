@@ -23,7 +23,7 @@ from stochflow.types import Fading, Task, Trajectories
 Explore = Fading | Tensor | float | None
 WIDTHS = (16, 32, 64, 128, 256)  # of hidden layers and of the look-up table
 SMALL_HEAD = 32  # outputs whose weights are in shared memory
-MOST_MOVES = 256
+MOST_MOVES = 256  # of a large head, four a thread: narrow networks have 64 threads
 MOST_ROWS = 8  # trajectories a block
 HELD = {1: 11, 2: 11, 4: 11, 8: 10}  # groups of four inputs whose weights of the second layer are in registers, by trajectories a block
 MOST_RESIDENT = 4  # blocks of threads a multiprocessor for which registers are saved
@@ -64,7 +64,7 @@ def fits(task: Task, policy: Any) -> bool:
         type(env) in (Grid, Strings)
         and type(task.channel) in (Exact, Slip)
         and (trunk is mlp or (type(env) is Strings and small and trunk.table.weight.shape[-1] in WIDTHS))
-        and (small or (type(env) is Strings and env.num_moves <= MOST_MOVES and _spread(mlp.width, columns(policy))))
+        and (small or (type(env) is Strings and env.num_moves <= MOST_MOVES))
         and env.state_dim <= 256  # states are in shared memory
         and policy.head.weight.dtype == torch.float32
     )
@@ -74,11 +74,6 @@ def columns(policy: Any) -> int:
     """Outputs of the head that a walk keeps, padded: all of them, or of many those of the moves."""
     outputs = policy.head.weight.shape[2]
     return max(16, 1 << (outputs - 1 if outputs <= SMALL_HEAD else policy.env.num_moves - 1).bit_length())
-
-
-def _spread(hidden: int, kept: int) -> bool:
-    """Whether a large head can be shared out: a thread owns four outputs, all of their inputs or some."""
-    return kept <= 4 * _threads(hidden)
 
 
 def _threads(hidden: int) -> int:

@@ -134,7 +134,8 @@ class Trainer:
         found = self._balance_by_trace(traj, log_reward, note)
         if not note:
             return self.raw_stats[0], []  # which nobody reads
-        assert found.entropy is not None and found.log_flow is not None
+        assert found.entropy is not None
+        assert found.log_flow is not None
         return found.loss.mean(1), _figures(traj, found.log_flow, log_reward, found.entropy.sum(1))
 
     def _balance_by_trace(self, traj: Trajectories, log_reward: Tensor, note: bool) -> Judged:

@@ -26,6 +26,7 @@ WORLDS = {
     "strings": lambda: Strings("ACGT", 3),
     "variable": lambda: Strings("AB", 4, 1),
     "many letters": lambda: Strings("".join(chr(0x100 + i) for i in range(40)), 2),
+    "more letters": lambda: Strings("".join(chr(0x100 + i) for i in range(200)), 1),
 }
 
 
@@ -47,7 +48,7 @@ CASES = [
     for c in (Exact(), Slip(0.3))
     for n in (MLP(32, 2), Lookup(16, 2, 32))
     if w in ("strings", "variable") or isinstance(n, MLP)
-]
+] + [("more letters", Slip(0.3), MLP(width, 2)) for width in (16, 64, 256)]
 
 
 @pytest.mark.parametrize("way", ["network", "early states"])

@@ -95,8 +95,15 @@ def test_arguments_are_of_the_kinds_that_the_kernel_declares(launched, explore):
         assert type(value) is wanted or (wanted is torch.Tensor and isinstance(value, wanted)), (kind, value)
 
 
-@pytest.mark.parametrize(("width", "letters", "fits"), [(32, 32, False), (64, 32, True), (32, 40, True), (16, 64, True), (16, 100, False)])
-def test_a_large_head_must_be_shared_out_evenly(width, letters, fits):
+@pytest.mark.parametrize("width", rollout_kernel.WIDTHS)
+@pytest.mark.parametrize("letters", [32, 40, 100, 256])
+def test_every_network_has_threads_for_a_large_head(width, letters):
     env = Strings(MANY[:letters], 4)
-    task = Task(env, Exact(), plain, Linear())
-    assert rollout_kernel.fits(task, Policy(env, MLP(width, 2))) == fits
+    task, policy = Task(env, Exact(), plain, Linear()), Policy(env, MLP(width, 2))
+    assert rollout_kernel.fits(task, policy)
+    assert rollout_kernel.columns(policy) <= 4 * rollout_kernel._threads(width)
+
+
+def test_there_may_be_more_letters_than_threads():
+    env = Strings(MANY, 3, 1)  # and STOP
+    assert not rollout_kernel.fits(Task(env, Exact(), plain, Linear()), Policy(env, MLP(64, 2)))

@@ -89,7 +89,7 @@ def test_the_number_of_operators_does_not_depend_on_the_seeds(noise, net, object
     assert operators(2) == operators(5)
     assert operators(1) <= operators(2)
     if noise:  # without, one seed takes its gradient by a way of its own
-        assert operators(2) <= 1.06 * operators(1)  # one seed saves a few copies that put seeds first
+        assert operators(2) <= 1.12 * operators(1)  # one seed saves a few copies that put seeds first, and looks for distinct states once
 
 
 def test_average_is_the_power_law_mean_of_the_weights():
