@@ -1,7 +1,7 @@
 """How close training comes to the best that is possible, at three noises: TFBind8 (two factors) and the 8x8 grid.
 
-    PYTHONPATH=src python benchmarks/stochastic_results.py --device cuda --seconds 28 --rows db,known,transformer --out a.json
-    PYTHONPATH=src python benchmarks/stochastic_results.py --device cuda --seconds 28 --rows flow-kl,second,mlp --out b.json
+    PYTHONPATH=src python benchmarks/stochastic_results.py --device cuda --seconds 9.9 --rows db,known --out a.json
+    PYTHONPATH=src python benchmarks/stochastic_results.py --device cuda --seconds 28 --rows flow-kl,second,mlp,transformer --out b.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --merge a.json b.json --out benchmarks/results/stochastic_gpu.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --seconds 300 --seeds 1 --rows db --out benchmarks/results/stochastic_cpu.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --seconds 60 --rows grid --out benchmarks/results/stochastic_grid.json

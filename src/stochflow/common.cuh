@@ -1,4 +1,4 @@
-// What the kernels have in common: names, copies to shared memory, atomic sums, sums over the lanes of a warp, and products of float32 matrices on tensor
+// What the kernels have in common: names, copies to shared memory, sums over the lanes of a warp, and products of float32 matrices on tensor
 // cores, as three of TF32, of the leading and the trailing bits of both factors. What they leave out is the product of both trailing parts,
 // some 2^-21 of the whole.
 
@@ -10,15 +10,6 @@ template <int BYTES>
 __device__ __forceinline__ void ahead(float* to, const float* from, bool there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES),
                  "r"(there ? BYTES : 0));
-}
-
-// Four numbers in a row, each added atomically.
-__device__ __forceinline__ void add(float* to, float4 four) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w) : "memory");
-#else
-    atomicAdd(to, four.x), atomicAdd(to + 1, four.y), atomicAdd(to + 2, four.z), atomicAdd(to + 3, four.w);
-#endif
 }
 
 __device__ __forceinline__ void multiply(float* sum, const u32* a, const u32* b) {

@@ -1,13 +1,14 @@
-"""The gradient of trajectory or detailed balance for a small batch on the CPU, from what a rollout kept of the network (`cpu_walk.Trace`).
+"""The gradient of trajectory or detailed balance on the CPU, from what a rollout kept of the network (`cpu_walk.Trace`).
 
 The counterpart of balance_kernel: the network is not asked again, and of each trajectory only the states that it reached are looked at. The same
-as `evaluate`, the objective and autograd, whose operators take longer than their sums at this size; a test holds one to the other.
+as `evaluate`, the objective and autograd, whose operators take longer than their sums where a batch is small; a test holds one to the other.
 Each distinct state of a seed goes back through the network once, seed by seed: no shape of a product may depend on what another seed reached, which
 would carry one's rounding into the other. Where trajectories are of one length, all seeds go at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -141,7 +142,12 @@ def _kept(trace: Trace, layer: int, chosen: np.ndarray | None = None) -> np.ndar
     if not trace.made:
         return given.take(of(row, chosen), 0)
     late = trace.made[layer]
-    return of(np.concatenate([given.take(row[: len(row) - len(late)], 0), late]), chosen)
+    met = len(row) - len(late)
+    if chosen is None:
+        return np.concatenate([given.take(row[:met], 0), late])
+    found, first = np.empty((len(chosen), given.shape[1]), dtype=given.dtype), chosen < met
+    found[first], found[~first] = given.take(row[chosen[first]], 0), late.take(chosen[~first] - met, 0)
+    return found
 
 
 def _legal(env: Any, walked: _Walked) -> np.ndarray | None:
@@ -267,7 +273,7 @@ def _all_rows(trace: Trace, walked: _Walked, slope: np.ndarray) -> _Rows:
     return _Rows(said, state, number, t, b, made)
 
 
-def _rows_by_seed(trace: Trace, walked: _Walked, slope: np.ndarray, shared: bool) -> list[_Rows]:
+def _rows_by_seed(trace: Trace, walked: _Walked, slope: np.ndarray, shared: bool) -> Iterator[_Rows]:
     """Of each seed for itself; where they are `shared`, each state once, whoever met it: what its visitors say is added up.
 
     Each has memory of its own: how a product is rounded depends on where its numbers begin, and that must not depend on other seeds.
@@ -285,13 +291,12 @@ def _rows_by_seed(trace: Trace, walked: _Walked, slope: np.ndarray, shared: bool
         chosen = at.s.argsort(kind="stable")
         said = slope[chosen]
     ends = [0, *np.bincount(of(at.s, chosen), minlength=seeds).cumsum().tolist()]
-    layers, rows = range(len(trace.made or trace.early_made) - 1), list[_Rows]()
+    layers = range(len(trace.made or trace.early_made) - 1)
     for begin, end in pairwise(ends):
         one = None if chosen is None else chosen[begin:end]
         own = said[None] if seeds == 1 else said[None, begin:end].copy()
         state, number, t, b = (of(x, one)[None] for x in (walked.state, at.number, at.t, at.b))
-        rows.append(_Rows(own, state, number, t, b, [_kept(trace, layer, one)[None] for layer in layers]))
-    return rows
+        yield _Rows(own, state, number, t, b, [_kept(trace, layer, one)[None] for layer in layers])
 
 
 def _layers(env: Any, policy: Any, trace: Trace, walked: _Walked, slope: np.ndarray, flat: Any) -> None:
@@ -304,10 +309,9 @@ def _layers(env: Any, policy: Any, trace: Trace, walked: _Walked, slope: np.ndar
     if policy.num_seeds > 1 and trace.at_once:
         _back(env, _all_rows(trace, walked, slope), by_letter, shared, flat.named, flat.slopes)
         return
-    parts = _rows_by_seed(trace, walked, slope, shared)
-    for seed, rows in enumerate(parts):
+    for seed, rows in enumerate(_rows_by_seed(trace, walked, slope, shared)):
         own = [flat.named, flat.slopes]
-        if len(parts) > 1:
+        if policy.num_seeds > 1:
             own = [{name: x[seed : seed + 1] for name, x in every.items()} for every in own]
         _back(env, rows, by_letter, shared, *own)
 

@@ -6,7 +6,6 @@ the other. For one seed: how many distinct states one has must not touch, throug
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,19 +37,29 @@ class _Asked(NamedTuple):
     table: Tensor  # [R, M actions, M moves] log-probabilities
 
 
-@lru_cache(maxsize=1)
-def _distinct(env: Any, states: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
-    """Which of R distinct states each step began in [T * B], what may happen there [R, M] and their features [R, F]: one batch is asked about and
-    then learned from."""
-    here = states[:-1, 0].flatten(0, 1)
-    _, first, which = np.unique(env.index(here).numpy(), return_index=True, return_inverse=True)
-    distinct = here[torch.from_numpy(first)]
-    return which, env.real_moves(env.moves(distinct)), env.features(distinct)
+class _Distinct(NamedTuple):
+    """The R distinct states of a batch."""
+
+    states: Tensor  # the batch's
+    which: np.ndarray  # [T * B] of them each step began in
+    legal: Tensor  # [R, M] what may happen there
+    features: Tensor  # [R, F]
+
+
+def _distinct(dynamics: Any, states: Tensor) -> _Distinct:
+    """One batch is asked about and then learned from: the model remembers the last."""
+    last, env = getattr(dynamics, "_last_distinct", None), dynamics.env
+    if last is None or last.states is not states:
+        here = states[:-1, 0].flatten(0, 1)
+        _, first, which = np.unique(env.index(here).numpy(), return_index=True, return_inverse=True)
+        distinct = here[torch.from_numpy(first)]
+        last = dynamics._last_distinct = _Distinct(states, which, env.real_moves(env.moves(distinct)), env.features(distinct))
+    return last
 
 
 def _ask(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> _Asked:
     env = dynamics.env
-    which, legal, features = _distinct(env, traj.states)
+    _, which, legal, features = _distinct(dynamics, traj.states)
     inputs = [features]
     for i in range(len(dynamics.layers)):
         inputs.append(torch.addmm(weights[f"layers.{i}.bias"][0], inputs[-1], weights[f"layers.{i}.weight"][0]).relu_())

@@ -1,4 +1,4 @@
-"""A rollout of a small batch on the CPU: products by torch, everything around them by numpy, whose operators cost a third of torch's.
+"""A rollout on the CPU: products by torch, everything around them by numpy, whose operators cost a third of torch's.
 
 The counterpart of walk.cu: grids and strings, MLPs with or without a look-up table. A move changes one or two one-hot features, so the
 first layer is a row added and a row taken away. It draws the random numbers that `rollout` draws, in the same order, and so, but for rounding,
@@ -24,11 +24,12 @@ from stochflow.ops import ALL_AT_ONCE, NEG, always, log_exponential, nothing
 from stochflow.policy import Early, Policy
 from stochflow.types import Fading, Task, Trajectories
 
-MOST = 1 << 20  # hidden numbers of a seed's step: what is kept of them is memory
+MOST = 1 << 20  # hidden numbers of a seed's step
+MOST_KEPT = 1 << 28  # and of all layers, steps and seeds, should all of them be reached: who learns from them keeps them
 
 
 def fits(task: Task, policy: Any, batch: int) -> bool:
-    """Whether it knows this environment and this network, and the batch is small."""
+    """Whether it knows this environment and this network, and there is room."""
     env: Any = task.env
     trunk: Any = getattr(policy, "trunk", None)
     if type(policy) is not Policy or type(trunk) not in (_MLPTrunk, _LookupTrunk) or policy.encoder is not None:
@@ -38,6 +39,7 @@ def fits(task: Task, policy: Any, batch: int) -> bool:
         and env.contexts is None
         and policy.head.weight.dtype == torch.float32
         and batch * trunk.width <= MOST
+        and policy.num_seeds * batch * (env.horizon + 1) * trunk.width * len(inner_mlp(trunk).layers) <= MOST_KEPT
         and policy.num_seeds * batch * env.horizon * env.num_moves <= ALL_AT_ONCE
         and task.channel.begin(env.initial((1, 1))) is None  # a channel that remembers asks for more
     )
@@ -96,7 +98,7 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, temper: Any, trace:
     network = _Network(policy, batch, env.horizon + (trace and not env.tree), trace)
     if env.free:
         way = _all_letters(env, network, chance, fate)
-    elif isinstance(env, Grid) and not network.needed:
+    elif isinstance(env, Grid) and not network.needed and chance.alike():
         way = _by_number(env, network, chance, fate)
     else:
         way = _step_by_step(env, network, chance, fate)
@@ -133,9 +135,16 @@ class _Chance(NamedTuple):
         steps, seeds, batch, moves = size
         many = seeds * batch
         noise = log_exponential(torch.empty(steps, many, moves)).numpy()
-        blind = None if explore is None else (torch.rand(steps, many) < explore).numpy()
+        blind = None if explore is None else (torch.rand(steps, many) < torch.as_tensor(explore).reshape(())).numpy()
         flatten = None if temper is None else np.broadcast_to(np.asarray(temper, dtype=np.float32), (seeds, batch, 1)).reshape(many, 1)
         return cls(size, noise, blind, flatten)
+
+    def alike(self) -> bool:
+        """Whether what logits are divided by is the same for all trajectories of a seed."""
+        if self.flatten is None:
+            return True
+        each = self.flatten.reshape(self.size.seeds, -1)
+        return bool((each == each[:, :1]).all())
 
     def stir(self, t: int, logits: np.ndarray, here: np.ndarray | None = None) -> np.ndarray:
         """Logits [n, M] of the trajectories `here` (None: of all), of which the largest wins."""
@@ -273,7 +282,7 @@ def _step_by_step(env: Any, network: _Network, chance: _Chance, fate: _Fate) -> 
     horizon, seeds, batch, _ = size = chance.size
     string, wide, stop, many = isinstance(env, Strings), env.state_dim, env.stop, seeds * batch
     side = env.tokens if string else env.side
-    place, unit = side ** np.arange(wide - 1, -1, -1), np.eye(wide, dtype=np.int64)
+    place, unit = side ** np.arange(0 if string else wide)[::-1], np.eye(0 if string else wide, dtype=np.int64)
     here, number = np.arange(many), np.zeros(many, dtype=np.int64)
     state = np.full((many, wide), side if string else 0, dtype=np.int64)
     met, done = list[tuple[np.ndarray, ...]](), list[tuple[np.ndarray, np.ndarray]]()
@@ -449,7 +458,9 @@ class _Network:
 
     def trace(self, way: _Way) -> Trace:
         """Of a walk that has ended."""
-        made = [np.concatenate(each) for each in zip(*self.made, strict=True)]
+        made = list[np.ndarray]()
+        while self.made and self.made[0]:  # layer by layer, each but once in memory
+            made.insert(0, np.concatenate([each.pop() for each in self.made]))
         return Trace(way.at, made, torch.from_numpy(way.final), self.early, self.early_made, self.env.free or not self.needed)
 
 

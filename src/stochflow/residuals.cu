@@ -16,6 +16,15 @@
 #define BACK(d) (LEARNED ? M + (d) : 0)  // the output for the way back along a column (of a grid, whose heads are small)
 #define USED (DETAILED ? FLOW + 1 : LEARNED ? M + D : M)  // outputs that the loss speaks to
 
+// Four numbers in a row, each added atomically.
+__device__ __forceinline__ void add(float* to, float4 four) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w) : "memory");
+#else
+    atomicAdd(to, four.x), atomicAdd(to + 1, four.y), atomicAdd(to + 2, four.z), atomicAdd(to + 3, four.w);
+#endif
+}
+
 // Sums over the threads of a state.
 __device__ __forceinline__ float added(float value) {
 #pragma unroll

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stochflow import adam_kernel
 from stochflow.balance_kernel import fits
 from stochflow.channels import Exact, Slip
 from stochflow.config import configure
@@ -95,6 +96,14 @@ def test_rare_shapes(case, noise, objective, assert_gradient_of_autograd):
         assert_gradient_of_autograd(trainer, 1e-5)
 
 
+def test_large_blocks_go_on_where_more_states_are_reached_than_was_thought(assert_gradient_of_autograd):
+    trainer = make(Grid(4, 20), MLP(256, 2), 1, 300)
+    with torch.no_grad():
+        trainer.policy.head.bias[..., trainer.task.env.stop] -= 8.0
+    assert trainer.source.traces
+    assert_gradient_of_autograd(trainer, 1e-5)
+
+
 @pytest.mark.parametrize("objective", [TrajectoryBalance(), DetailedBalance()], ids=lambda o: type(o).__name__)
 def test_a_uniform_way_back_has_no_gradient_and_counts(objective, assert_gradient_of_autograd):
     trainer = make(Grid(3, 5), MLP(64, 2), 2, 16, learned_backward=False, objective=objective)
@@ -145,8 +154,12 @@ def test_what_it_does_not_know_goes_by_autograd():
     assert not fits(Task(many, Exact(), score, Linear()), Policy(many, MLP(64, 2)).to("cuda"), Known(many, Exact()), DetailedBalance(), 16)
 
 
+@pytest.mark.parametrize("blocks", [adam_kernel.BLOCKS, 2])
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_an_update_is_that_of_torch(seeds):
+def test_an_update_is_that_of_torch(seeds, blocks, monkeypatch):
+    """In blocks of 512 numbers, and in blocks that go on to others."""
+    monkeypatch.setattr(adam_kernel, "BLOCKS", blocks)
+    monkeypatch.setattr(adam_kernel, "PARTS", blocks)
     flats = []
     for kernel in (True, False):
         flats.append(FlatParameters(Policy(Grid(2, 8), MLP(64, 2), seeds=range(seeds)).to("cuda"), 1e-2, 0.5, follow=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -23,6 +25,28 @@ WORLDS = {
     "variable": Strings("ABC", 6, 2),
     "many": Strings("ABCDEFGHIJ", 3),
 }
+
+
+@dataclass
+class Unhashable(Grid):  # equal by value: it has no hash
+    ndim: int
+    side: int
+
+    def __post_init__(self):
+        Grid.__init__(self, self.ndim, self.side)
+
+
+def test_a_world_of_ones_own_need_not_have_a_hash():
+    env = Unhashable(2, 4)
+    model, task = Neural(env, (0,)), Task(env, Slip(0.3), lambda state: state.float().sum(-1), Linear())
+    assert cpu_noise.fits(model)
+    weights = FlatParameters(model, 1e-3, 10.0).named
+    for _ in range(2):  # of each batch its own
+        traj = rollout(task, Policy(env, MLP(16, 2)), 8)
+        here = traj.states[:-1]
+        with torch.no_grad():
+            want = model.arrivals(here, env.real_moves(env.moves(here)), traj.moves)
+        assert torch.allclose(cpu_noise.arrivals(model, weights, traj), want, atol=1e-6)
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -93,7 +93,8 @@ def test_it_draws_the_trajectories_of_the_plain_way(world, channel, net, seeds, 
         pytest.skip("a table of four billion rows")
     task, policy = Task(env, channel, score, Linear()), policy_of(env, net, seeds)
     assert cpu_walk.fits(task, policy, batch)
-    for explore, temper in ((None, None), (0.3, None), (0.3, torch.full((seeds, 1, 1), 2.0))):
+    tempers = torch.full((seeds, 1, 1), 2.0), torch.linspace(0.2, 5.0, seeds * batch).view(seeds, batch, 1)
+    for explore, temper in ((None, None), (0.3, None), (torch.full((1, 1, 1), 0.3), tempers[0]), (0.3, tempers[1])):
         found = []
         for kernel in (True, False):
             torch.manual_seed(1)

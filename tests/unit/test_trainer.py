@@ -77,7 +77,7 @@ def test_flow_kl_reports_the_siblings_it_asks_for():
     [(0.2, Lookup(8, 1, 4), DetailedBalance(), Neural), (0.0, MLP(16, 2), TrajectoryBalance(), Known)],
     ids=["noisy", "exact"],
 )
-def test_the_number_of_operators_does_not_depend_on_the_seeds(noise, net, objective, dynamics):
+def test_the_number_of_operators_does_not_depend_on_the_seeds_where_all_trajectories_are_of_one_length(noise, net, objective, dynamics):
     def operators(seeds: int) -> int:
         world = Task(Strings("ACG", 3), Slip(noise), lambda s: s.float().mean(-1), Power())
         trainer = make(range(seeds), task=world, net=net, objective=objective, dynamics=dynamics)
