@@ -262,7 +262,7 @@ def _all_rows(trace: Trace, walked: _Walked, slope: np.ndarray) -> _Rows:
         steps = x.reshape(-1, seeds, batch, *x.shape[1:])
         return steps.swapaxes(0, 1).reshape(seeds, -1, *x.shape[1:])
 
-    found = [late(x[met:]) for x in (slope, walked.state, at.number, at.t, at.b)] + [late(x) for x in trace.made[:-1]]
+    found = [late(x[met:]) for x in (slope, walked.state, at.number, at.t, at.b)] + trace.made[:-1]
     if early is not None:
         said = np.zeros((seeds, len(early.states), slope.shape[1]), dtype=np.float32)
         np.add.at(said, (at.s[:met], at.number[:met]), slope[:met])

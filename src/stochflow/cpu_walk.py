@@ -49,7 +49,10 @@ class Trace(NamedTuple):
     """What the network made of each state on the way, for whoever learns before the weights change."""
 
     at: At
-    made: list[np.ndarray]  # each layer's outputs [n, H] and, last, the head's, of those states that are not early, which are the last n
+    made: list[
+        np.ndarray
+    ]  # each layer's outputs [n, H] (several seeds at once: [S, n / S, H]) and, last, the head's, of the states that are not
+    # early, which are the last n
     finals: Tensor  # [S, B] the last states' numbers
     early: Early | None
     early_made: list[np.ndarray]  # the same of the early states [S, E, ...]; [] if none
@@ -456,11 +459,18 @@ class _Network:
             several = self.rows.shape[0] > self.features
             self.sums += self.rows.take(feature + self.seed * self.features if several else feature, 0)
 
+    def _by_seed(self, steps: list[np.ndarray]) -> np.ndarray:
+        """[n, H] of each step as [S, T * B, H]."""
+        wide = steps[0].shape[1]
+        return np.stack([x.reshape(-1, self.batch, wide) for x in steps], 1).reshape(-1, len(steps) * self.batch, wide)
+
     def trace(self, way: _Way) -> Trace:
         """Of a walk that has ended."""
         made = list[np.ndarray]()
         while self.made and self.made[0]:  # layer by layer, each but once in memory
-            made.insert(0, np.concatenate([each.pop() for each in self.made]))
+            steps = [step.pop() for step in self.made]
+            by_seed = self.at_once and bool(made)  # who learns goes back through hidden layers so; the head's outputs he reads step by step
+            made.insert(0, self._by_seed(steps) if by_seed else np.concatenate(steps))
         return Trace(way.at, made, torch.from_numpy(way.final), self.early, self.early_made, self.env.free or not self.needed)
 
 
