@@ -78,8 +78,8 @@ def gradient(
     flat: Any,
     note: bool,
 ) -> Judged:
-    """The gradient of each seed's loss into the policy's `flat` parameters, and what was found on the way; that costs nothing here and is given
-    whether or not it is to be noted. `log_k` [T, S, B, M] = log P(the realised move | each action); None where what is meant happens."""
+    """The gradient of each seed's loss into the policy's `flat` parameters, and what was found on the way (but for log Z, that costs nothing
+    here and is given whether or not it is to be noted). `log_k` [T, S, B, M] = log P(the realised move | each action); None where what is meant happens."""
     with torch.cuda.device(policy.device):
         env: Any = task.env
         sums, hiddens, outs, numbers, entries, early, _, head = trace

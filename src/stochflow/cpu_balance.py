@@ -1,4 +1,4 @@
-"""The gradient of trajectory or detailed balance on the CPU, from what a rollout kept of the network (`cpu_walk.Trace`).
+"""The gradient of trajectory or detailed balance on the CPU, from what a rollout kept of the network (`cpu_network.Trace`).
 
 The counterpart of balance_kernel: the network is not asked again, and of each trajectory only the states that it reached are looked at. The same
 as `evaluate`, the objective and autograd, whose operators take longer than their sums where a batch is small; a test holds one to the other.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stochflow import cpu_walk
-from stochflow.cpu_walk import At, Trace, of
+from stochflow.cpu_network import At, Trace, of
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
 from stochflow.nets import _LookupTrunk, _MLPTrunk

@@ -55,9 +55,10 @@ class FlatParameters:
         }  # the gradient by name, as views
         self._by_seed = [g.view(self.num_seeds, -1) for g in self.slopes.values()]
         self._gaps = [self.values.new_zeros(gap, requires_grad=False) for gap in gaps]
-        # Adam's rate and the average's weight, both of the form scale * (1 + step / tau)^power, in one expression
+        # Adam's rate and the average's weight, both of the form scale * (1 + step / tau)^power
+        self.curves = (lr, self.TAU, -decay), (1.0, self.RECENT, -1.0)
+        self._curves = torch.tensor(self.curves, dtype=torch.float64, device=first.device).T  # the same where a GPU reads it
         self.paces = torch.tensor([lr, 1.0], device=first.device)
-        self.curve = torch.tensor([[lr, 1.0], [self.TAU, self.RECENT], [-decay, -1.0]], dtype=torch.float64, device=first.device)
         many = len(self.values)
         piece = max(1024, -(-many // PIECES)) if first.is_cuda else many
         self.moments = torch.zeros(2, many, device=first.device)  # Adam's means of the gradient and of its square
@@ -127,9 +128,8 @@ class FlatParameters:
         """Adam's rate and the average's weight: on a CPU as numbers, which cost less than operators; else where nobody has to wait for them."""
         if step.device.type == "cpu":
             done = float(step)
-            found = self.lr * (1 + done / self.TAU) ** -self.decay, 1 / (1 + done / self.RECENT)
-            return [float(np.float32(x)) for x in found]
-        scale, tau, power = self.curve
+            return [float(np.float32(scale * (1 + done / tau) ** power)) for scale, tau, power in self.curves]
+        scale, tau, power = self._curves
         return self.paces.copy_(scale * (1 + step / tau) ** power).unbind()
 
     def _clip(self, grad: Tensor) -> None:

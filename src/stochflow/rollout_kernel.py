@@ -207,7 +207,8 @@ def _record(policy: Any, early: Early | None, room: int, kept: int, hidden: int,
         if table is not None:  # an early state's number is its row
             made.baddbmm_(table[:, :many], head.weight[:, hidden:, :kept])
     finals = torch.empty(seeds, batch, dtype=torch.long, device=device)
-    head = policy.head.weight
-    if head.shape[2] > SMALL_HEAD:
-        head = torch.nn.functional.pad(head, (0, kept - head.shape[2])) if head.shape[2] < kept else head[..., :kept].contiguous()
-    return Trace(layers[0], layers[1], outs, numbers, entries, early, finals, head)
+    weight = policy.head.weight
+    outputs = weight.shape[2]
+    if outputs > SMALL_HEAD:
+        weight = torch.nn.functional.pad(weight, (0, kept - outputs)) if outputs < kept else weight[..., :kept].contiguous()
+    return Trace(layers[0], layers[1], outs, numbers, entries, early, finals, weight)

@@ -81,6 +81,7 @@ def test_the_number_of_operators_does_not_depend_on_the_seeds_where_all_trajecto
     def operators(seeds: int) -> int:
         world = Task(Strings("ACG", 3), Slip(noise), lambda s: s.float().mean(-1), Power())
         trainer = make(range(seeds), task=world, net=net, objective=objective, dynamics=dynamics)
+        trainer._noise = None  # a way that one seed has alone
         trainer.train(2)
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             trainer.train(3)
@@ -89,7 +90,7 @@ def test_the_number_of_operators_does_not_depend_on_the_seeds_where_all_trajecto
     assert operators(2) == operators(5)
     assert operators(1) <= operators(2)
     if noise:  # without, one seed takes its gradient by a way of its own
-        assert operators(2) <= 1.12 * operators(1)  # one seed saves a few copies that put seeds first, and looks for distinct states once
+        assert operators(2) <= 1.06 * operators(1)  # one seed saves a few copies that put seeds first
 
 
 def test_average_is_the_power_law_mean_of_the_weights():
