@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stochflow import adam_kernel
+from stochflow.cpu_compiled import in_parts, loops
 from stochflow.ops import nothing
 
 ALIGN = 32  # numbers: every parameter begins where wide loads may
@@ -70,6 +71,12 @@ class FlatParameters:
                 [(at + s * n, at + (s + 1) * n, s) for at, n in each for s in range(self.num_seeds)], first.device
             )
         self.norms = torch.zeros(self.num_seeds, device=first.device)  # of the last gradient, each seed's, before it was clipped
+        self._compiled: _Compiled | None = None
+
+    def compile(self) -> None:
+        """From now on update by compiled loops, if there are any: where a gradient takes as long as an operator."""
+        if self.values.device.type == "cpu" and self.follower is None and loops() is not None:
+            self._compiled = _Compiled(self)
 
     def _adam(self, rate: Any) -> None:
         """torch's fused Adam on the block in pieces, without the optimiser around it, which takes as long as the update of a small network."""
@@ -116,8 +123,11 @@ class FlatParameters:
             with torch.cuda.device(grad.device):
                 self.kernel.update(*state, step, **pace)
             return self.norms
-        self._clip(grad)
         rate, share = self._pace(step)
+        if self._compiled is not None:
+            self._compiled.update(rate, share)
+            return self.norms
+        self._clip(grad)
         self._adam(rate)
         self.average.lerp_(self.values, share)
         if self.follower is not None:
@@ -178,6 +188,37 @@ class FlatParameters:
             for name, here in self.slices.items():
                 vector[here].copy_(state[f"{kind}.{name}"].flatten())
         self.adam_steps.copy_(state["adam_step"])
+
+
+class _Compiled:
+    """Clipping, Adam and the average of a block on the CPU, in two passes. A sum of squares is one of pieces, which no number of threads changes."""
+
+    PIECE = 1 << 11  # numbers, which stay in the first cache
+    PART = 1 << 18  # and so many are worth a thread
+
+    def __init__(self, flat: FlatParameters):
+        self.flat, seeds = flat, flat.num_seeds
+        each = [(here.start, (here.stop - here.start) // seeds) for here in flat.slices.values()]
+        whole = [(at + s * n, at + (s + 1) * n, s) for at, n in each for s in range(seeds)]
+        pieces = [(at, min(at + self.PIECE, end), s) for begin, end, s in whole for at in range(begin, end, self.PIECE)]
+        self.spans = np.array(pieces, dtype=np.int64)
+        self.squares, self.parts = np.empty(len(pieces), dtype=np.float32), 1 + len(flat.values) // self.PART
+        values, grad = flat.values.detach(), flat.values.grad
+        assert grad is not None
+        self.grad, self.state = grad.numpy(), (grad.numpy(), values.numpy(), *flat.moments.numpy(), flat.average.numpy())
+        self.norms, self.steps = flat.norms.numpy(), flat.adam_steps.numpy()
+
+    def update(self, rate: float, share: float) -> None:
+        compiled, many, clip = loops(), len(self.spans), self.flat.clip
+        self.steps += 1
+        done = float(self.steps[0])
+        in_parts(lambda begin, end: compiled.squares(begin, end, self.spans, self.grad, self.squares), many, self.parts)
+        self.norms[:] = np.sqrt(np.bincount(self.spans[:, 2], self.squares, len(self.norms)))
+        scales = np.array(
+            [1.0 if norm <= clip else clip / norm for norm in self.norms.tolist()], dtype=np.float32
+        )  # NaN is not below either
+        pace = np.array([rate / (1 - 0.9**done), (1 - 0.999**done) ** 0.5, share], dtype=np.float32)
+        in_parts(lambda begin, end: compiled.update(begin, end, self.spans, scales, *self.state, pace), many, self.parts)
 
 
 def fused_kernel(device: torch.device, follow: bool) -> Any:

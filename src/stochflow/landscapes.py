@@ -7,6 +7,7 @@ a Python function for `Host`, as slow as folding is.
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from importlib.resources import files
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stochflow.cpu_compiled import one_thread
 from stochflow.env import Env
 from stochflow.envs import Conditioned, Strings
 from stochflow.errors import UserError
@@ -34,6 +36,7 @@ class _Moved:
 
 # bit sequences ------------------------------------------------------------------------------------------------------------
 
+SMALL = 1 << 18  # bits of a batch: below, one thread compares them
 WORDS = ("00000000", "11111111", "11110000", "00001111", "00111100")  # the bytes that modes are made of
 
 
@@ -73,7 +76,8 @@ class BitModes:
         """Hamming distance to every mode, [..., modes] float32 (whole numbers, exact)."""
         modes = self._moved(state.device)["modes"]
         x = self.spread(state).float()
-        return x.sum(-1, keepdim=True) + modes.sum(-1) - 2 * (x @ modes.T)
+        with one_thread() if x.numel() < SMALL and not torch.compiler.is_compiling() else nullcontext():
+            return x.sum(-1, keepdim=True) + modes.sum(-1) - 2 * (x @ modes.T)
 
     def __call__(self, state: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():

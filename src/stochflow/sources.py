@@ -63,10 +63,13 @@ class OnPolicy(Source):
         explore = Fading(self.explore, self.tau, step) if self.explore > 0 else None
         temper = None if self.temper is None else self.temper()
         row = self.rows(policy)
-        self.trace = self._walked = None
+        last, self.trace, self._walked = self.trace, None, None
         if self.traces and self.kernel and temper is None:
-            cuda = policy.device.type == "cuda"
-            found = (rollout_kernel if cuda else cpu_walk).traced_walk(self.task, policy, self.batch, explore)
+            found: Any = None
+            if policy.device.type == "cuda":
+                found = rollout_kernel.traced_walk(self.task, policy, self.batch, explore)
+            else:
+                found = cpu_walk.traced_walk(self.task, policy, self.batch, explore, last)
             if found is not None:
                 traj, self.trace = found
                 self._walked = traj.states

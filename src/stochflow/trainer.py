@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.func import functional_call
 from stochflow import balance_kernel, cpu_balance, cpu_noise, noise_kernel
 from stochflow.buffer import Buffer
 from stochflow.capture import WARM_UP, Captured, aside
+from stochflow.cpu_compiled import one_thread
 from stochflow.dynamics import Dynamics
 from stochflow.evaluate import evaluate
 from stochflow.flat import FlatParameters
@@ -22,6 +23,7 @@ from stochflow.oracles import Table
 from stochflow.sources import OnPolicy, Source
 from stochflow.types import Judged, Task, Trajectories, World
 
+FEW_STEPS = 1 << 14  # of a batch: up to there one thread is enough for the operators beside compiled loops
 STATS = (
     "loss",
     "dynamics_loss",
@@ -79,6 +81,13 @@ class Trainer:
         if own and self._balance is not None and (source.steps is None or device.type == "cuda"):
             # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
+        self._alone: Callable[[], AbstractContextManager[None]] = nullcontext
+        if device.type == "cpu" and own and source.traces:
+            for flat in (self.policy_flat, self.dynamics_flat):
+                if flat is not None:
+                    flat.compile()
+            if policy.num_seeds * source.batch * task.env.horizon <= FEW_STEPS:
+                self._alone = one_thread
         self._pool: Any = None  # memory that all recordings share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
 
@@ -108,7 +117,8 @@ class Trainer:
         else:
             loss, figures = self._judge_by_trace(traj, note)
         norm = self.policy_flat.update(self.step)
-        dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
+        with self._alone():
+            dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
         if note:
             self._note([loss.detach(), dynamics_loss, norm, dynamics_norm], figures)
         self.step += 1
@@ -130,7 +140,8 @@ class Trainer:
     @torch.no_grad()
     def _judge_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
         """The same from what the rollout kept, with the gradient already taken."""
-        log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
+        with self._alone():
+            log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
         found = self._balance_by_trace(traj, log_reward, note)
         if not note:
             return self.raw_stats[0], []  # which nobody reads
@@ -140,7 +151,9 @@ class Trainer:
 
     def _balance_by_trace(self, traj: Trajectories, log_reward: Tensor, note: bool) -> Judged:
         """The gradient into the flat block, and what was found on the way."""
-        trace, log_k = self.source.trace_of(traj), self._arrivals(traj)
+        with self._alone():
+            log_k = self._arrivals(traj)
+        trace = self.source.trace_of(traj)
         return self._balance.gradient(self.task, self.policy, self.objective, traj, trace, log_reward, log_k, self.policy_flat, note)
 
     def _arrivals(self, traj: Trajectories) -> Tensor | None:

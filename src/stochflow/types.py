@@ -39,6 +39,10 @@ class Fading(NamedTuple):
     def now(self) -> Tensor:
         return self.start * self.tau / (self.step + self.tau)
 
+    def on_cpu(self) -> float:
+        """The same as a number, which costs less than operators."""
+        return self.start * self.tau / (float(self.step) + self.tau)
+
 
 class PolicyOut(NamedTuple):
     """Raw network outputs; masks are laid on in `evaluate`, `rollout` and `exact` and nowhere else."""

@@ -1,0 +1,53 @@
+"""The compiled loops of `cpu_loops`, where there is numba to compile them, and threads to run them on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+
+@lru_cache(maxsize=1)
+def loops() -> Any:
+    """The module; None without numba."""
+    try:
+        from stochflow import cpu_loops
+    except ImportError:
+        return None
+    return cpu_loops
+
+
+def in_parts(work: Callable[[int, int], object], count: int, most: int | None = None) -> None:
+    """`work(begin, end)` over `count` things, in as many parts as torch may use threads, or fewer: compiled loops let others run beside them."""
+    parts = min(torch.get_num_threads(), count, count if most is None else most)
+    if parts <= 1:
+        work(0, count)
+        return
+    *others, own = pairwise([count * i // parts for i in range(parts + 1)])
+    given = [_threads(os.getpid()).submit(work, *part) for part in others]
+    work(*own)
+    for one in given:
+        one.result()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For operators on few numbers: some call for torch's other threads even so, which then look for work a while and are in the way of ours."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Of this process: one that was forked off has none of its parent's."""
+    return ThreadPoolExecutor(os.cpu_count(), "stochflow")

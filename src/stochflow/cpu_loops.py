@@ -1,0 +1,556 @@
+"""Loops over small arrays, compiled by numba: three products, a walk, a balance, its gradient and an update, each of one seed after the other.
+
+Where a batch is small an operator costs more than its sum, so here are no operators, but loops as one would write them. Each distinct state that a seed
+meets has a row of its own (`Rows`): a state has one depth, so those who meet, meet at the same step. No sum depends on how many seeds stand
+beside it, nor on where its numbers stand: a seed's figures are its own to the last bit.
+
+They go over single numbers, in few and long functions: to compile an assignment to a slice takes a second, and a call that passes a dozen arrays a third.
+Compiled once, they are kept on the disk.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+FEW = 24  # outputs of a head: up to there it is kept turned, and beyond with
+WIDE = 16  # a multiple of that, of which the others are nobody's
+
+
+def _compiled(called: bool, *more: str) -> Any:
+    """A decorator for a loop that is called from Python, or is part of others alone; `more` is what the compiler may do to sums."""
+    how: Any = {
+        "nogil": True,
+        "error_model": "numpy",
+        "fastmath": {"contract", *more},
+        "no_cfunc_wrapper": True,
+        "no_cpython_wrapper": not called,
+    }
+
+    def decorate(f: Any) -> Any:
+        try:
+            return numba.njit(cache=called, **how)(f)
+        except RuntimeError:  # there is nowhere to keep it
+            return numba.njit(**how)(f)
+
+    return decorate
+
+
+_loop, _part = _compiled(True), _compiled(False)
+
+
+class World(NamedTuple):
+    """A grid, or strings, in numbers."""
+
+    string: bool
+    side: int  # letters of the alphabet; places along an axis
+    stop: int  # this move ends it; -1: none does
+    least: int  # letters before that
+    moves: int
+    asked: int  # steps at which the network is asked; after the last of a tree's moves there is nothing to ask
+    keeps: bool  # the rows of all steps, or of two
+    back: bool  # whether it says how one came there
+    flow: int  # the output that is a flow
+    few: bool  # outputs
+
+
+class Net(NamedTuple):
+    """A policy's network: each array [S, ...]. A stage is what comes after the first layer: another layer, then the head's two parts, of which one reads
+    the last layer and one the table."""
+
+    first: np.ndarray  # [S, F, H]
+    stages: tuple[np.ndarray, ...]  # [S, inputs, outputs]; a head of few outputs is turned
+    biases: tuple[np.ndarray, ...]  # [S, 1, outputs] of all stages but the table's
+    table: np.ndarray  # [S, rows, W]
+
+
+class Rows(NamedTuple):
+    """Of each seed the states that it meets, in the order of their steps: [S, R, ...]."""
+
+    begin: np.ndarray  # [S, T+2] where those of a step begin
+    number: np.ndarray  # as the environment counts
+    parent: np.ndarray  # the row from which it was reached first,
+    feature: np.ndarray  # and the feature that this move has set
+    place: np.ndarray  # [S, R, D] of a grid
+    inputs: tuple[np.ndarray, ...]  # of each stage: the layers' sums, before their rectifiers, and rows of the table
+    outs: np.ndarray  # [S, R, O...] of the head
+    slots: np.ndarray  # [S, 2^n] to find a state among those of a step
+
+
+class Way(NamedTuple):
+    """Where trajectories go."""
+
+    states: np.ndarray  # [T+1, S, B, D], of which the first ones are known
+    actions: np.ndarray  # [T, S, B], as the two that follow
+    moves: np.ndarray
+    alive: np.ndarray
+    row: np.ndarray  # [T+1, S, B] in which each state stands; -1: the trajectory has ended
+    final: np.ndarray  # [S, B] the last states' numbers
+
+
+class Chance(NamedTuple):
+    """The random numbers of a walk; no entries: not needed."""
+
+    noise: np.ndarray  # [T, S, B, M]
+    coins: np.ndarray  # [T, S, B]: where they fall below
+    explore: float  # this, uniform chance chooses
+    temper: np.ndarray  # [S, B] what logits are divided by
+    slips: np.ndarray  # [T, S * B * (M + 1)]: a draw for every move, and a coin: where it falls below
+    slip: float  # this, the largest draw decides what happens
+
+
+# Products. Sixteen rows of the result stay in the first cache while the others go by; four of them and eight of what is summed at a time are in registers.
+# `low` = 0 reads x through a rectifier, `low` = -inf as it is.
+
+
+@_part
+def _eight(x, r, k, low):
+    a, b, c, d = max(x[r, k], low), max(x[r, k + 1], low), max(x[r, k + 2], low), max(x[r, k + 3], low)
+    return a, b, c, d, max(x[r, k + 4], low), max(x[r, k + 5], low), max(x[r, k + 6], low), max(x[r, k + 7], low)
+
+
+@_part
+def _eight_down(x, r, k, low):
+    a, b, c, d = max(x[r, k], low), max(x[r + 1, k], low), max(x[r + 2, k], low), max(x[r + 3, k], low)
+    return a, b, c, d, max(x[r + 4, k], low), max(x[r + 5, k], low), max(x[r + 6, k], low), max(x[r + 7, k], low)
+
+
+@_part
+def _added(y, v, a, b, c, d, e, f, g, h):
+    return y + v[0] * a + v[1] * b + v[2] * c + v[3] * d + v[4] * e + v[5] * f + v[6] * g + v[7] * h
+
+
+@_part
+def _block(p, q, u, v, w, k, out, r):
+    """Four rows of `out` get eight rows of w."""
+    for j in range(w.shape[1]):
+        a, b, c, d = w[k, j], w[k + 1, j], w[k + 2, j], w[k + 3, j]
+        e, f, g, h = w[k + 4, j], w[k + 5, j], w[k + 6, j], w[k + 7, j]
+        first, second = _added(out[r, j], p, a, b, c, d, e, f, g, h), _added(out[r + 1, j], q, a, b, c, d, e, f, g, h)
+        third, fourth = _added(out[r + 2, j], u, a, b, c, d, e, f, g, h), _added(out[r + 3, j], v, a, b, c, d, e, f, g, h)
+        out[r, j], out[r + 1, j], out[r + 2, j], out[r + 3, j] = first, second, third, fourth
+
+
+@_part
+def _line(p, w, k, out, r):
+    """One row of `out` gets eight rows of w."""
+    for j in range(w.shape[1]):
+        out[r, j] = _added(out[r, j], p, w[k, j], w[k + 1, j], w[k + 2, j], w[k + 3, j], w[k + 4, j], w[k + 5, j], w[k + 6, j], w[k + 7, j])
+
+
+@_part
+def product(x, w, out, a, b, low):
+    """out += x w, of the rows a to b."""
+    most = w.shape[0]
+    eights = most // 8 * 8
+    for first in range(a, b, 16):
+        last = min(first + 16, b)
+        fours = first + (last - first) // 4 * 4
+        for k in range(0, eights, 8):
+            for r in range(first, fours, 4):
+                p, q, u, v = _eight(x, r, k, low), _eight(x, r + 1, k, low), _eight(x, r + 2, k, low), _eight(x, r + 3, k, low)
+                _block(p, q, u, v, w, k, out, r)
+            for r in range(fours, last):
+                _line(_eight(x, r, k, low), w, k, out, r)
+        for k in range(eights, most):
+            for r in range(first, last):
+                one = max(x[r, k], low)
+                for j in range(w.shape[1]):
+                    out[r, j] += one * w[k, j]
+
+
+@_part
+def outer(x, y, out, a, b, low):
+    """out += x' y of the rows a to b."""
+    many, eights = out.shape[0], a + (b - a) // 8 * 8
+    for first in range(0, many, 16):
+        last = min(first + 16, many)
+        fours = first + (last - first) // 4 * 4
+        for r in range(a, eights, 8):
+            for i in range(first, fours, 4):
+                p, q = _eight_down(x, r, i, low), _eight_down(x, r, i + 1, low)
+                _block(p, q, _eight_down(x, r, i + 2, low), _eight_down(x, r, i + 3, low), y, r, out, i)
+            for i in range(fours, last):
+                _line(_eight_down(x, r, i, low), y, r, out, i)
+        for r in range(eights, b):
+            for i in range(first, last):
+                one = max(x[r, i], low)
+                for j in range(y.shape[1]):
+                    out[i, j] += one * y[r, j]
+
+
+@_compiled(False, "reassoc")  # in which order these are added up, the compiler may choose
+def dots(x, w, out, a, b, low):
+    """out += x w' of the rows a to b, for few rows of w."""
+    for r in range(a, b):
+        for i in range(w.shape[0]):
+            total = np.float32(0)
+            for k in range(w.shape[1]):
+                total += max(x[r, k], low) * w[i, k]
+            out[r, i] += total
+
+
+@_part
+def few_rows(x, y, out, a, b, low):
+    """out += x' y of the rows a to b, for few columns of x; here y is read through the rectifier."""
+    for r in range(a, b):
+        for i in range(out.shape[0]):
+            one = x[r, i]
+            for j in range(out.shape[1]):
+                out[i, j] += one * max(y[r, j], low)
+
+
+@_part
+def turn(x):
+    """[m, n] as [n, m]; eight rows at a time are read side by side."""
+    out = np.empty((x.shape[1], x.shape[0]), dtype=x.dtype)
+    eights = x.shape[0] // 8 * 8
+    for i in range(0, eights, 8):
+        for j in range(x.shape[1]):
+            for k in range(8):
+                out[j, i + k] = x[i + k, j]
+    for i in range(eights, x.shape[0]):
+        for j in range(x.shape[1]):
+            out[j, i] = x[i, j]
+    return out
+
+
+# The walk.
+
+
+@_loop
+def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance):
+    """The seeds s to e from step `begin` to step `end`: at each of them the network is asked, about the hundredths of its states from `asks[0]` to
+    `asks[1]`; they decide, if they are to act, and move, if they are to go. After the last step there is nothing to decide. It ends before a step
+    of more than `most` states, which threads may share, and says where that was."""
+    side, stop, moves = world.side, world.stop, world.moves
+    outs, number, place, slots, starts = rows.outs, rows.number, rows.place, rows.slots, rows.begin
+    row, alive, last = way.row, way.alive, len(net.stages) - 2
+    batch, axes, free = row.shape[2], place.shape[2], np.int64(world.string)
+    for seed in range(s, e):
+        for t in range(begin, end):
+            if asks[0] < asks[1]:
+                # What the network makes of this step's states, of which the first layer's sums are known.
+                many = starts[seed, t + 1] - starts[seed, t]
+                if many > most:
+                    return t
+                a, b = starts[seed, t] + many * asks[0] // 100, starts[seed, t] + many * asks[1] // 100
+                known = rows.inputs[last + 1]
+                for r in range(a, b if known.shape[2] > 0 else a):
+                    line = min(number[seed, r], net.table.shape[1] - 1)
+                    for j in range(known.shape[2]):
+                        known[seed, r, j] = net.table[seed, line, j]
+                for i in range(len(net.stages)):
+                    out, low = rows.inputs[i + 1] if i < last else outs, np.float32(-np.inf)
+                    if i <= last:
+                        low = np.float32(0)
+                        for r in range(a, b):
+                            for j in range(out.shape[2]):
+                                out[seed, r, j] = net.biases[i][seed, 0, j]
+                    if i >= last and world.few:
+                        dots(rows.inputs[i][seed], net.stages[i][seed], out[seed], a, b, low)
+                    else:
+                        product(rows.inputs[i][seed], net.stages[i][seed], out[seed], a, b, low)
+            for one in range(batch if acts and t < alive.shape[0] else 0):
+                # What each trajectory that goes on means to do and, if that may slip, what happens.
+                r, on = row[t, seed, one], free
+                for axis in range(axes if r >= 0 else 0):
+                    on += place[seed, r, axis] < side - 1
+                if r < 0 or on == 0:  # at a grid's last state there is nothing to decide
+                    continue
+                alive[t, seed, one] = True
+                blind = chance.coins.size > 0 and chance.coins[t, seed, one] < chance.explore
+                here = seed * batch + one
+                slips = chance.slips.size > 0 and chance.slips[t, row.shape[1] * batch * moves + here] < chance.slip
+                action, move, best, luck = -1, -1, np.float32(0), np.float32(-1)
+                for m in range(moves):
+                    if (t < world.least) if m == stop else (m < axes and place[seed, r, m] == side - 1):
+                        continue  # not allowed
+                    x = -chance.noise[t, seed, one, m]
+                    if not blind:
+                        x += outs[seed, r, m] / chance.temper[seed, one]
+                    if action < 0 or x > best:
+                        action, best = m, x
+                    if slips and m != stop and chance.slips[t, here * moves + m] > luck:
+                        move, luck = m, chance.slips[t, here * moves + m]
+                way.actions[t, seed, one] = action
+                way.moves[t, seed, one] = action if move < 0 or action == stop else move
+            if goes and t < alive.shape[0]:
+                # Each makes its move, and whoever comes where another has come shares its row.
+                new = starts[seed, t + 1]
+                if not world.keeps:  # in turn in one half of the rows and in the other
+                    new = starts[seed, t + 1] = 0 if starts[seed, t] > 0 else number.shape[1] // 2
+                for i in range(slots.shape[1]):
+                    slots[seed, i] = -1
+                for one in range(batch):
+                    r, move = row[t, seed, one], way.moves[t, seed, one]
+                    for column in range(way.states.shape[3]):
+                        way.states[t + 1, seed, one, column] = way.states[t, seed, one, column]
+                    if not alive[t, seed, one] or move == stop:
+                        continue
+                    if world.string:
+                        way.states[t + 1, seed, one, t] = move
+                        to, flag = number[seed, r] * side + 1 + move, t * side + move
+                    else:
+                        way.states[t + 1, seed, one, move] += 1
+                        to, flag = number[seed, r] + side ** (axes - 1 - move), move * side + place[seed, r, move] + 1
+                    way.final[seed, one] = to
+                    if t + 1 == world.asked:
+                        continue
+                    at = np.int64(np.uint64(to) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)) & (slots.shape[1] - 1)
+                    found = slots[seed, at]
+                    while found >= 0 and not (number[seed, found] == to and (rows.parent[seed, found] == r or not world.string)):
+                        at = (at + 1) & (slots.shape[1] - 1)
+                        found = slots[seed, at]
+                    if found < 0:
+                        found = slots[seed, at] = new
+                        number[seed, new], rows.parent[seed, new], rows.feature[seed, new] = to, r, flag
+                        for axis in range(axes):
+                            place[seed, new, axis] = place[seed, r, axis] + (axis == move)
+                        sums = rows.inputs[0]
+                        for j in range(sums.shape[2]):
+                            sums[seed, new, j] = sums[seed, r, j] + net.first[seed, flag, j]
+                        for j in range(sums.shape[2] if axes > 0 else 0):
+                            sums[seed, new, j] -= net.first[seed, flag - 1, j]  # which was on, until then
+                        new += 1
+                    row[t + 1, seed, one] = found
+                starts[seed, t + 2] = new
+    return end
+
+
+# The balance.
+
+
+@_loop
+def weigh(s, e, world, begin, place, outs, x):
+    """Above the largest allowed one, each row's logits of the moves and, where they are learned, of the ways back; what is not allowed is far below."""
+    far, moves, axes = np.float32(-1e9), world.moves, place.shape[2]
+    for seed in range(s, e):
+        t = 0
+        for r in range(begin[seed, world.asked]):
+            while r >= begin[seed, t + 1]:
+                t += 1
+            law = x[seed, r]
+            for m in range(len(law)):
+                law[m] = outs[seed, r, m]
+            if world.stop >= 0 and t < world.least:
+                law[world.stop] = far
+            if world.back:
+                law[moves + world.stop] = far
+            for axis in range(axes):
+                if place[seed, r, axis] == world.side - 1:
+                    law[axis] = far
+                if world.back and place[seed, r, axis] == 0 and r > 0:
+                    law[moves + axis] = far
+            for part in range(2 if world.back else 1):
+                top = np.float32(-np.inf)
+                for m in range(part * moves, (part + 1) * moves):
+                    top = max(top, law[m])
+                for m in range(part * moves, (part + 1) * moves):
+                    law[m] -= top
+
+
+class Said(NamedTuple):
+    """What a balance says."""
+
+    x: np.ndarray  # [S, R, M (+ D)] logits as `weigh` leaves them
+    e: np.ndarray  # and their exponentials
+    forth: np.ndarray  # [S, T] of a trajectory, log p(move), policy and noise together
+    back: np.ndarray  # [S, T+1] log P_B of the move that led there
+    led: np.ndarray  # [S, T, M] the law of the action, given the move
+    gone: np.ndarray  # [S, R, 2] what is said to a row's log-probabilities, forth and back, all told
+    slope: np.ndarray  # [S, R, O...] what the loss says to each output
+    loss: np.ndarray  # [S, B]
+    estimate: np.ndarray  # [S, B] of log Z
+    entropy: np.ndarray  # [S, B] of the policy along the way
+    to_z: np.ndarray  # [S]
+
+
+@_loop
+def judge(s, e, detailed, world, begin, place, outs, row, moved, alive, log_k, paid, log_z, said):
+    """The residuals of the seeds s to e, and what the loss says to the network's outputs; `log_k` without entries: what is meant happens."""
+    x, law, led, slope, gone = said.x, said.e, said.led, said.slope, said.gone
+    steps, batch, moves, axes, stop, flow = alive.shape[0], row.shape[2], world.moves, place.shape[2], world.stop, world.flow
+    for seed in range(s, e):
+        count, decided, to_z, z = begin[seed, world.asked], 0, 0.0, float(log_z[seed])
+        for r in range(count):
+            gone[seed, r, 0] = gone[seed, r, 1] = 0
+            for m in range(slope.shape[2]):
+                slope[seed, r, m] = 0
+        for t in range(steps):
+            for b in range(batch):
+                decided += alive[t, seed, b]
+        share = 2 / max(decided, 1) if detailed else 2 / batch
+        for b in range(batch):
+            # Along the way log p(move), log P_B of the state before it, what was meant, and the policy's entropy.
+            left, entropy = float(paid[seed, b]), 0.0
+            for t in range(world.asked):
+                r = row[t, seed, b]
+                if r < 0:
+                    break
+                if t > 0 and axes > 0:
+                    total = 0.0
+                    for axis in range(axes):
+                        total += law[seed, r, moves + axis] if world.back else min(place[seed, r, axis], 1)
+                    said.back[seed, t] = -math.log(total)
+                    if world.back:
+                        said.back[seed, t] += x[seed, r, moves + moved[t - 1, seed, b]]
+                    left += said.back[seed, t]
+                if t == steps or not alive[t, seed, b]:
+                    break
+                move, total, weighed, top = moved[t, seed, b], 0.0, 0.0, -np.inf
+                for m in range(moves):
+                    total += law[seed, r, m]
+                    weighed += law[seed, r, m] * x[seed, r, m]
+                entropy += math.log(total) - weighed / total
+                said.forth[seed, t] = x[seed, r, move] - math.log(total)
+                if log_k.size > 0 and move != stop:  # STOP is exact: nothing else leads there, and it leads nowhere else
+                    for m in range(moves):
+                        if m != stop and x[seed, r, m] > -1e8:
+                            top = max(top, float(x[seed, r, m] + log_k[t, seed, b, m]))
+                    some = 0.0
+                    for m in range(moves):
+                        led[seed, t, m] = 0
+                        if m != stop and x[seed, r, m] > -1e8:
+                            led[seed, t, m] = math.exp(x[seed, r, m] + log_k[t, seed, b, m] - top)
+                        some += led[seed, t, m]
+                    for m in range(moves):
+                        led[seed, t, m] /= some
+                    said.forth[seed, t] = top + math.log(some) - math.log(total)
+                left -= said.forth[seed, t]
+            residual, loss = z - left, 0.0
+            # What the loss says to each log p(move), and the contrary to log P_B of the state to which it led.
+            for t in range(steps):
+                if not alive[t, seed, b]:
+                    break
+                r, after, move = row[t, seed, b], row[t + 1, seed, b], moved[t, seed, b]
+                if detailed:  # flow + log p - log P_B - flow of the next, where at the end the reward stands in for the flow
+                    on = t + 1 < steps and alive[t + 1, seed, b]
+                    residual = z + outs[seed, r, flow] + said.forth[seed, t]
+                    residual -= z + outs[seed, after, flow] if on else paid[seed, b]
+                    if after >= 0 and axes > 0:
+                        residual -= said.back[seed, t + 1]
+                    loss += residual**2 * share * batch / 2
+                    slope[seed, r, flow] += share * residual
+                    if on:
+                        slope[seed, after, flow] -= share * residual
+                    else:
+                        to_z += share * residual  # every flow stands on log Z; between two of them it cancels
+                word = np.float32(share * residual)
+                gone[seed, r, 0] += word
+                if log_k.size == 0 or move == stop:
+                    slope[seed, r, move] += word
+                else:
+                    for m in range(moves):
+                        slope[seed, r, m] += word * led[seed, t, m]
+                if world.back and after >= 0:
+                    gone[seed, after, 1] -= word
+                    slope[seed, after, moves + move] -= word
+            if not detailed:
+                loss = residual**2
+                to_z += share * residual
+            said.loss[seed, b], said.estimate[seed, b], said.entropy[seed, b] = loss, left, entropy
+        said.to_z[seed] = to_z
+        for r in range(count):  # what is said to the logarithm of a sum is said to its terms
+            for part in range(2 if world.back else 1):
+                whole = np.float32(0)
+                for m in range(part * moves, (part + 1) * moves):
+                    whole += law[seed, r, m]
+                for m in range(part * moves, (part + 1) * moves):
+                    slope[seed, r, m] -= gone[seed, r, part] * law[seed, r, m] / whole
+
+
+@_loop
+def back(s, e, part, parts, few, count, stages, inputs, slope, said, to_stages, to_biases):
+    """Back through the stages of the seeds s to e, from what is said to the head's outputs; `said` is room for what is said to each stage's inputs. One
+    of so many parts of the rows, of which each adds up for itself: [P, S, ...]. Biases begin with the first layer's."""
+    last, as_it_is = len(stages) - 2, np.float32(-np.inf)
+    for seed in range(s, e):
+        a, b = count[seed] * part // parts, count[seed] * (part + 1) // parts
+        _columns(slope[seed], a, b, to_biases[last + 1][part, seed, 0])
+        for i in range(last + 1, -1, -1):
+            x, word, to, out = inputs[i][seed], slope[seed] if i >= last else said[i + 1][seed], said[i][seed], to_stages[i][part, seed]
+            low = np.float32(0) if i <= last else as_it_is
+            for k in range(out.shape[0]):
+                for j in range(out.shape[1]):
+                    out[k, j] = 0
+            for r in range(a, b):
+                for j in range(to.shape[1]):
+                    to[r, j] = 0
+            if i >= last and few:
+                few_rows(word, x, out, a, b, low)
+                turned = stages[i][seed]
+            else:
+                outer(x, word, out, a, b, low)
+                turned = turn(stages[i][seed])
+            product(word, turned, to, a, b, as_it_is)
+            if i <= last:
+                for r in range(a, b):
+                    for j in range(to.shape[1]):
+                        to[r, j] = to[r, j] if x[r, j] > 0 else np.float32(0)  # nothing goes back to where nothing came from
+                _columns(to, a, b, to_biases[i][part, seed, 0])
+
+
+@_part
+def _columns(x, a, b, out):
+    for j in range(len(out)):
+        out[j] = 0
+    for r in range(a, b):
+        for j in range(len(out)):
+            out[j] += x[r, j]
+
+
+@_loop
+def spread(s, e, side, count, number, parent, feature, place, to_first, to_table, first, table):
+    """What is said to the first layer's sums and to the table goes to the features and rows of the seeds s to e, which were cleared. A string has the
+    features of the row before it and one more, so that row is told what all that follow it were told."""
+    for seed in range(s, e):
+        words, out = to_first[seed], first[seed]
+        for r in range(count[seed] - 1, -1, -1):
+            for axis in range(place.shape[2]):
+                flag = axis * side + place[seed, r, axis]
+                for j in range(words.shape[1]):
+                    out[flag, j] += words[r, j]
+            if place.shape[2] == 0 and r > 0:
+                flag, before = feature[seed, r], parent[seed, r]
+                for j in range(words.shape[1]):
+                    out[flag, j] += words[r, j]
+                    words[before, j] += words[r, j]
+            for j in range(table.shape[2]):
+                table[seed, min(number[seed, r], table.shape[1] - 1), j] += to_table[seed, r, j]
+
+
+# The update.
+
+
+@_compiled(True, "reassoc")
+def squares(begin, end, spans, grad, out):
+    """Of each span the sum of squares, in an order that is the compiler's to choose."""
+    for i in range(begin, end):
+        total, g = np.float32(0), grad[spans[i, 0] : spans[i, 1]]
+        for k in range(len(g)):
+            total += g[k] * g[k]
+        out[i] = total
+
+
+@_loop
+def update(begin, end, spans, scales, grad, values, means, roots, average, pace):
+    """Adam's step of these spans, each of which has a gradient scaled by what its seed says, and their average. `pace` = the rate over the first
+    moment's correction, the root of the second's, and the average's share."""
+    rate, root, share = pace[0], pace[1], pace[2]
+    old, older = np.float32(0.9), np.float32(0.999)
+    new, newer, tiny = np.float32(1 - 0.9), np.float32(1 - 0.999), np.float32(1e-8)
+    for i in range(begin, end):
+        a, b, scale = spans[i, 0], spans[i, 1], scales[spans[i, 2]]
+        g, v, m, r, w = grad[a:b], values[a:b], means[a:b], roots[a:b], average[a:b]
+        for k in range(b - a):
+            slope = g[k] * scale
+            m[k] = old * m[k] + new * slope
+            r[k] = older * r[k] + newer * slope * slope
+        for k in range(b - a):  # a loop over more arrays would not be vectorised
+            value = v[k] - rate * m[k] / (np.sqrt(r[k]) / root + tiny)
+            w[k] += share * (value - w[k])
+            v[k] = value
