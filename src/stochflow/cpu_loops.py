@@ -554,3 +554,130 @@ def update(begin, end, spans, scales, grad, values, means, roots, average, pace)
             value = v[k] - rate * m[k] / (np.sqrt(r[k]) / root + tiny)
             w[k] += share * (value - w[k])
             v[k] = value
+
+
+# The noise.
+
+
+class Model(NamedTuple):
+    """A classifier of moves with one hidden layer, of which the head says of every action what may come of it; each array [S, ...]."""
+
+    first: np.ndarray  # [S, F, H]
+    first_bias: np.ndarray  # [S, 1, H]
+    head: np.ndarray  # [S, H, M * M]
+    head_bias: np.ndarray  # [S, 1, M * M]
+
+
+class Thought(NamedTuple):
+    """What it makes of R distinct states, of each seed its own."""
+
+    slots: np.ndarray  # [S, 2^n] to find them
+    number: np.ndarray  # [S, R] as the environment counts
+    row: np.ndarray  # [T, S, B] in which each step began; -1: nothing was done there, or it ended there
+    met: np.ndarray  # [S, R, 2] the step and the trajectory that met it first
+    hidden: np.ndarray  # [S, R, H]
+    table: np.ndarray  # [S, R, M * M] log-probabilities of moves, action by action
+    many: np.ndarray  # [S] rows
+
+
+@_loop
+def ponder(s, e, string, side, stop, moves, states, moved, alive, model, thought):
+    """What the model of the seeds s to e says of the states in which a move was made."""
+    steps, batch, wide, width = moved.shape[0], moved.shape[2], states.shape[3], model.head.shape[1]
+    slots, number, row, table, hidden = thought.slots, thought.number, thought.row, thought.table, thought.hidden
+    for seed in range(s, e):
+        new = 0
+        for i in range(slots.shape[1]):
+            slots[seed, i] = -1
+        for t in range(steps):
+            for b in range(batch):
+                row[t, seed, b] = -1
+                if not alive[t, seed, b] or moved[t, seed, b] == stop:
+                    continue
+                name = t  # a string is longer by a letter at every step
+                for column in range(t if string else wide):
+                    name = name * side + states[t, seed, b, column]
+                at = np.int64(np.uint64(name) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)) & (slots.shape[1] - 1)
+                while slots[seed, at] >= 0 and number[seed, slots[seed, at]] != name:
+                    at = (at + 1) & (slots.shape[1] - 1)
+                if slots[seed, at] < 0:
+                    slots[seed, at], number[seed, new], thought.met[seed, new, 0], thought.met[seed, new, 1] = new, name, t, b
+                    new += 1
+                row[t, seed, b] = slots[seed, at]
+        thought.many[seed] = new
+        for r in range(new):
+            t, b, law, line = thought.met[seed, r, 0], thought.met[seed, r, 1], table[seed, r], hidden[seed, r]
+            for j in range(width):
+                line[j] = model.first_bias[seed, 0, j]
+            for column in range(t if string else wide):
+                flag = column * side + states[t, seed, b, column]
+                for j in range(width):
+                    line[j] += model.first[seed, flag, j]
+            for m in range(len(law)):
+                law[m] = model.head_bias[seed, 0, m]
+            for j in range(width):
+                line[j] = max(line[j], np.float32(0))
+                for m in range(len(law)):
+                    law[m] += line[j] * model.head[seed, j, m]
+            for action in range(moves):
+                top, total = np.float32(-np.inf), 0.0
+                for m in range(moves):
+                    if m != stop and (string or states[t, seed, b, m] < side - 1):
+                        top = max(top, law[action * moves + m])
+                    else:
+                        law[action * moves + m] = -1e9
+                for m in range(moves):
+                    total += math.exp(law[action * moves + m] - top)
+                for m in range(moves):
+                    law[action * moves + m] = max(law[action * moves + m] - top - np.float32(math.log(total)), np.float32(-1e9))
+
+
+@_loop
+def answer(s, e, moved, thought, out):
+    """The log-probability of each step's move after every action."""
+    moves = out.shape[3]
+    for seed in range(s, e):
+        for t in range(moved.shape[0]):
+            for b in range(moved.shape[2]):
+                r = thought.row[t, seed, b]
+                for action in range(moves if r >= 0 else 0):
+                    out[t, seed, b, action] = thought.table[seed, r, action * moves + moved[t, seed, b]]
+
+
+@_loop
+def blame(s, e, string, side, moves, states, actions, moved, teaches, model, thought, into, losses):
+    """The gradient of the mean of -log P(move | action) over the steps that teach, and that mean."""
+    batch, width = moved.shape[2], model.head.shape[1]
+    for seed in range(s, e):
+        count, steps, loss = thought.many[seed], 0, 0.0
+        said = np.zeros((count, moves * moves), dtype=np.float32)
+        often = np.zeros((count, moves), dtype=np.float32)
+        for t in range(moved.shape[0]):
+            for b in range(batch):
+                if teaches[t, seed, b]:
+                    r, action, move = thought.row[t, seed, b], actions[t, seed, b], moved[t, seed, b]
+                    steps += 1
+                    often[r, action] += 1
+                    said[r, action * moves + move] -= 1
+                    loss -= thought.table[seed, r, action * moves + move]
+        share = np.float32(1 / max(steps, 1))
+        losses[seed] = loss / max(steps, 1)
+        to_head, to_bias, to_first, to_first_bias = into.head[seed], into.head_bias[seed, 0], into.first[seed], into.first_bias[seed, 0]
+        for r in range(count):
+            word, line = said[r], thought.hidden[seed, r]
+            for action in range(moves):
+                for m in range(moves):
+                    likely = often[r, action] * math.exp(thought.table[seed, r, action * moves + m])
+                    word[action * moves + m] = (word[action * moves + m] + likely) * share
+            for m in range(len(word)):
+                to_bias[m] += word[m]
+            t, b = thought.met[seed, r, 0], thought.met[seed, r, 1]
+            for j in range(width):
+                if line[j] > 0:  # nothing goes back to where nothing came from
+                    back = np.float32(0)
+                    for m in range(len(word)):
+                        to_head[j, m] += line[j] * word[m]
+                        back += word[m] * model.head[seed, j, m]
+                    to_first_bias[j] += back
+                    for column in range(t if string else states.shape[3]):
+                        to_first[column * side + states[t, seed, b, column], j] += back

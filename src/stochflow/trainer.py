@@ -117,8 +117,7 @@ class Trainer:
         else:
             loss, figures = self._judge_by_trace(traj, note)
         norm = self.policy_flat.update(self.step)
-        with self._alone():
-            dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
+        dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
         if note:
             self._note([loss.detach(), dynamics_loss, norm, dynamics_norm], figures)
         self.step += 1
@@ -151,9 +150,7 @@ class Trainer:
 
     def _balance_by_trace(self, traj: Trajectories, log_reward: Tensor, note: bool) -> Judged:
         """The gradient into the flat block, and what was found on the way."""
-        with self._alone():
-            log_k = self._arrivals(traj)
-        trace = self.source.trace_of(traj)
+        trace, log_k = self.source.trace_of(traj), self._arrivals(traj)
         return self._balance.gradient(self.task, self.policy, self.objective, traj, trace, log_reward, log_k, self.policy_flat, note)
 
     def _arrivals(self, traj: Trajectories) -> Tensor | None:
@@ -164,7 +161,7 @@ class Trainer:
         if self._noise is not None and self.dynamics_flat is not None:
             return self._noise.arrivals(self.dynamics, self.dynamics_flat.averaged(), traj)
         env, here = self.task.env, traj.states[:-1]
-        with self._steady_dynamics():
+        with self._steady_dynamics(), self._alone():
             return self.dynamics.arrivals(here, env.real_moves(env.moves(here)), traj.moves)
 
     def iterate(self, note: bool = True) -> None:
@@ -271,8 +268,9 @@ class Trainer:
         if self._noise is not None:
             loss = self._noise.differentiate(self.dynamics, traj, self.dynamics_flat)
         else:
-            loss = self._dynamics_loss(traj)
-            self.dynamics_flat.differentiate(loss)
+            with self._alone():
+                loss = self._dynamics_loss(traj)
+                self.dynamics_flat.differentiate(loss)
         return loss.detach(), self.dynamics_flat.update(self.step)
 
     @torch.no_grad()
