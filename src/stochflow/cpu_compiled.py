@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -36,15 +35,15 @@ def in_parts(work: Callable[[int, int], object], count: int, most: int | None = 
         one.result()
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """For operators on few numbers: some call for torch's other threads even so, which then look for work a while and are in the way of ours."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+class one_thread:
+    """A context for operators on few numbers: some call for torch's other threads even so, which then look for work a while and are in the way of ours."""
+
+    def __enter__(self) -> None:
+        self.threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self.threads)
 
 
 @lru_cache(maxsize=1)

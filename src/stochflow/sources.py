@@ -54,8 +54,7 @@ class OnPolicy(Source):
         self.temper, self.kernel, self.steps = temper, kernel, compiled_steps(policy) if compile else None
         self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
         self.traces = False  # whoever learns from a batch at once may ask for what the network made of each state
-        self.trace: Any = None  # of the last batch,
-        self._walked: Tensor | None = None  # which had these states
+        self._last: list[Any] = [None, None]  # the trace of the last batch, and the states that it had
         self._policy = [policy]  # held, not owned: its weights are the trainer's to save
 
     def act(self, step):
@@ -63,7 +62,7 @@ class OnPolicy(Source):
         explore = Fading(self.explore, self.tau, step) if self.explore > 0 else None
         temper = None if self.temper is None else self.temper()
         row = self.rows(policy)
-        last, self.trace, self._walked = self.trace, None, None
+        last, self._last[:] = self.trace, (None, None)
         if self.traces and self.kernel and temper is None:
             found: Any = None
             if policy.device.type == "cuda":
@@ -71,13 +70,16 @@ class OnPolicy(Source):
             else:
                 found = cpu_walk.traced_walk(self.task, policy, self.batch, explore, last)
             if found is not None:
-                traj, self.trace = found
-                self._walked = traj.states
-                return traj
+                self._last[:] = found[1], found[0].states
+                return found[0]
         return rollout(self.task, policy, self.batch, row=row, explore=explore, temper=temper, kernel=self.kernel, steps=self.steps)
 
+    @property
+    def trace(self) -> Any:
+        return self._last[0]
+
     def trace_of(self, traj):
-        return self.trace if traj.states is self._walked else None
+        return self.trace if traj.states is self._last[1] else None
 
     def walks(self, task: Task, policy: Any) -> bool:
         """Whether it is this policy that walks, and in this world: what it keeps of the way is then of use to whoever trains it."""

@@ -115,7 +115,7 @@ def test_its_gradient_is_that_of_autograd(world, net, seeds, batch, assert_gradi
     trainer = trainer_of(WORLDS[world](), net, seeds, batch)
     assert_gradient_of_autograd(trainer, 2e-6)
     source = trainer.source
-    assert torch.equal(source.trace.finals, trainer.task.env.index(source._walked[-1]))
+    assert torch.equal(source.trace.finals, trainer.task.env.index(source._last[1][-1]))
 
 
 @pytest.mark.parametrize("noise", NOISES)
