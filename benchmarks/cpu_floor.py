@@ -55,8 +55,8 @@ def measure(task: str, seeds: int, threads: int, budget: float) -> dict[str, Any
     met = []
     for _ in range(LOOKED_AT):
         trainer.iterate(False)
-        at = trainer.source.trace.at
-        met.append(len(set(zip(at.s.tolist(), at.number.tolist(), strict=True))) / seeds)
+        room = trainer.source.trace.room
+        met.append(float(room.rows.begin[:, room.world.asked].mean()))
     states = round(sum(met) / len(met))
     outputs, flat = trainer.policy.head.weight.shape[2], trainer.policy_flat
     x, y, said = torch.randn(seeds, states, HIDDEN), torch.randn(seeds, states, HIDDEN), torch.randn(seeds, states, outputs)

@@ -272,6 +272,11 @@ def floor(found: Found) -> str:
     return lines(head, rows) + "\n\n" + where(found)
 
 
+def first(found: Found) -> str:
+    rows = [[r["title"], number(r["first_s"]), number(r["later_s"])] for r in found["rows"]]
+    return lines(["task", "nothing was ever compiled, s", "it was, s"], rows) + "\n\n" + where(found)
+
+
 TABLES: dict[str, tuple[str, Callable[[Found], str]]] = {}
 for _where in ("gpu", "cpu", "cpu2"):
     for _name, _make in {
@@ -294,6 +299,7 @@ for _where in ("gpu", "cpu"):
 
 
 TABLES["floor-cpu2"] = ("cpu_floor", floor)
+TABLES["first-cpu"] = ("first_step", first)
 TABLES["profile-cpu"] = ("profile_cpu", profiled)
 TABLES["profile-gpu"] = ("profile_gpu", profiled_gpu)
 

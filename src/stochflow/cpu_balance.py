@@ -21,7 +21,8 @@ from stochflow.nets import _LookupTrunk, _MLPTrunk
 from stochflow.objectives import MARGINAL, DetailedBalance, Objective, TrajectoryBalance
 from stochflow.types import Judged, Task, Trajectories
 
-WORTH_PARTS = 1 << 24  # products of one seed's rows and weights: beyond, threads share the rows
+WORTH_PARTS = 1 << 23  # products of one seed's rows and weights that are worth a thread: then threads share the rows,
+MOST_PARTS = 8  # up to so many, because each has a gradient of its own
 
 
 def plain(task: Task, policy: Any, dynamics: Any, objective: Objective) -> bool:
@@ -42,7 +43,6 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
 
 
 @torch.no_grad()
-@np.errstate(all="ignore")  # a run that diverges says so in its figures
 def gradient(
     task: Task,
     policy: Any,
@@ -60,26 +60,31 @@ def gradient(
     """
     room, way, _ = trace
     world, net, rows, compiled = room.world, room.net, room.rows, loops()
-    paid, log_z, detailed = log_reward.numpy(), policy.log_z(None).numpy().ravel(), isinstance(objective, DetailedBalance)
-    arrivals = _NO_NOISE if log_k is None else np.ascontiguousarray(log_k.numpy())
-    seeds, threads = len(paid), torch.get_num_threads() if len(paid) == 1 else 1
+    paid, arrivals = _as(log_reward, way.final.shape), _NO_NOISE if log_k is None else _as(log_k, (*way.moves.shape, world.moves))
+    log_z, detailed = policy.log_z(None).numpy().ravel(), isinstance(objective, DetailedBalance)
+    seeds, threads = len(paid), min(torch.get_num_threads(), MOST_PARTS) if len(paid) == 1 else 1
     if room.kept is None or not room.kept.serves(flat, threads):
         room.kept = _Memory(room, way, flat, threads)
     kept, said, count = room.kept, room.kept.said, rows.begin[:, world.asked].copy()
-    parts = threads if count[0] * room.size >= WORTH_PARTS else 1
+    parts = max(1, min(threads, count[0] * room.size // WORTH_PARTS))
     judged = (rows.begin, rows.place, rows.outs, way.row, way.moves, way.alive, arrivals, paid, log_z, said)
 
     def back(s: int, e: int, part: int = 0) -> None:
         how = (part, parts, world.few, count, net.stages, rows.inputs)
         compiled.back(s, e, *how, said.slope, kept.to_inputs, kept.to_stages, kept.to_biases)
 
+    def some(first: int, last: int) -> None:
+        for part in range(first, last):
+            back(0, 1, part)
+
     def work(s: int, e: int) -> None:
         compiled.weigh(s, e, world, rows.begin, rows.place, rows.outs, said.x)
         for seed in range(s, e):
-            np.exp(said.x[seed, : count[seed]], out=said.e[seed, : count[seed]])
+            with np.errstate(all="ignore"):  # a run that diverges says so in its figures
+                np.exp(said.x[seed, : count[seed]], out=said.e[seed, : count[seed]])
         compiled.judge(s, e, detailed, world, *judged)
         if parts > 1:
-            in_parts(lambda part, _: back(0, 1, part), parts)
+            in_parts(some, parts)
         else:
             back(s, e)
         kept.first[s:e].fill(0)
@@ -88,7 +93,7 @@ def gradient(
         compiled.spread(s, e, world.side, count, rows.number, rows.parent, rows.feature, rows.place, *to_inputs, kept.first, kept.table)
 
     in_parts(work, seeds)
-    kept.collect(parts)
+    kept.collect(room, parts)
     np.multiply(said.to_z[:, None], policy.LOG_Z_SCALE, out=kept.to_log_z, casting="same_kind")
     loss, estimate = torch.from_numpy(said.loss), torch.from_numpy(said.estimate)
     if not note:
@@ -100,11 +105,16 @@ def gradient(
 _NO_NOISE = np.empty((0, 0, 0, 0), dtype=np.float32)
 
 
+def _as(x: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    """As loops read it, which look at every number: whoever answers with fewer means the same for all."""
+    return np.ascontiguousarray(np.broadcast_to(x.numpy(), shape))
+
+
 class _Memory:
     """Of one gradient after the other."""
 
     def __init__(self, room: Any, way: Any, flat: Any, threads: int):
-        self.room, self.flat, self.threads = room, flat, threads
+        self.flat, self.threads = flat, threads
         self.said, self.to_inputs = _said(room, way), tuple(np.empty_like(x) for x in room.rows.inputs)
         of, net = {name: slope.numpy() for name, slope in flat.slopes.items()}, room.net
         prefix = "trunk.mlp.layers" if "trunk.table.weight" in of else "trunk.layers"
@@ -119,13 +129,13 @@ class _Memory:
     def serves(self, flat: Any, threads: int) -> bool:
         return self.flat is flat and self.threads == threads
 
-    def collect(self, parts: int) -> None:
+    def collect(self, room: Any, parts: int) -> None:
         """What the threads have added up goes to where the gradient is kept."""
         (*layers, hidden, known), (*biases, bias) = self.to_stages, self.to_biases
         if self.threads > 1:
             for whole, mine in zip(self.whole, (*layers, *biases), strict=True):
                 np.copyto(whole, _joined(mine, parts))
-        for part, copy in self.room.head_parts(self.head, (_joined(hidden, parts), _joined(known, parts))):
+        for part, copy in room.head_parts(self.head, (_joined(hidden, parts), _joined(known, parts))):
             np.copyto(part, copy)
         np.copyto(self.head_bias, _joined(bias, parts)[..., : self.head.shape[2]])
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,8 @@ def loops() -> Any:
     """The module; None without numba."""
     try:
         from stochflow import cpu_loops
-    except ImportError:
+    except ImportError as error:  # it is not there, or does not go with this numpy
+        logging.getLogger("stochflow").warning(f"without numba the CPU takes two to five times as long: {error}")
         return None
     return cpu_loops
 
@@ -30,7 +32,10 @@ def in_parts(work: Callable[[int, int], object], count: int, most: int | None = 
         return
     *others, own = pairwise([count * i // parts for i in range(parts + 1)])
     given = [_threads(os.getpid()).submit(work, *part) for part in others]
-    work(*own)
+    try:
+        work(*own)
+    finally:  # whatever happens, nobody writes any more when this is over
+        wait(given)
     for one in given:
         one.result()
 

@@ -1,10 +1,10 @@
-"""Loops over small arrays, compiled by numba: three products, a walk, a balance, its gradient and an update, each of one seed after the other.
+"""Loops over small arrays, compiled by numba: products, a walk, a balance, its gradient, an update and a model of the noise, one seed after the other.
 
 Where a batch is small an operator costs more than its sum, so here are no operators, but loops as one would write them. Each distinct state that a seed
-meets has a row of its own (`Rows`): a state has one depth, so those who meet, meet at the same step. No sum depends on how many seeds stand
-beside it, nor on where its numbers stand: a seed's figures are its own to the last bit.
+meets has a row of its own (`Rows`): a state has one depth, so those who meet, meet at the same step. No sum of one seed depends on another's, nor on
+where its numbers stand in memory: among any others its figures are the same to the last bit. (One seed alone may share its rows among threads.)
 
-They go over single numbers, in few and long functions: to compile an assignment to a slice takes a second, and a call that passes a dozen arrays a third.
+They go over single numbers, in few and long functions: an assignment to a slice, or a call that passes a dozen arrays, takes a second to compile.
 Compiled once, they are kept on the disk.
 """
 
@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-FEW = 24  # outputs of a head: up to there it is kept turned, and beyond with
-WIDE = 16  # a multiple of that, of which the others are nobody's
+FEW = 24  # a head of up to so many outputs is kept turned;
+WIDE = 16  # a larger one has a multiple of so many, of which the last are nobody's
+FAR = -1e9  # the logarithm of what is not allowed
 
 
 def _compiled(called: bool, *more: str) -> Any:
@@ -102,7 +103,7 @@ class Chance(NamedTuple):
     slip: float  # this, the largest draw decides what happens
 
 
-# Products. Sixteen rows of the result stay in the first cache while the others go by; four of them and eight of what is summed at a time are in registers.
+# Products. Sixteen rows of the result stay in the first cache while all that they are summed of goes by; four rows and eight terms at a time are in registers.
 # `low` = 0 reads x through a rectifier, `low` = -inf as it is.
 
 
@@ -243,7 +244,7 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
                     line = min(number[seed, r], net.table.shape[1] - 1)
                     for j in range(known.shape[2]):
                         known[seed, r, j] = net.table[seed, line, j]
-                for i in range(len(net.stages)):
+                for i in range(len(net.stages) if known.shape[2] > 0 else last + 1):
                     out, low = rows.inputs[i + 1] if i < last else outs, np.float32(-np.inf)
                     if i <= last:
                         low = np.float32(0)
@@ -327,7 +328,7 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
 @_loop
 def weigh(s, e, world, begin, place, outs, x):
     """Above the largest allowed one, each row's logits of the moves and, where they are learned, of the ways back; what is not allowed is far below."""
-    far, moves, axes = np.float32(-1e9), world.moves, place.shape[2]
+    far, moves, axes = np.float32(FAR), world.moves, place.shape[2]
     for seed in range(s, e):
         t = 0
         for r in range(begin[seed, world.asked]):
@@ -356,7 +357,7 @@ def weigh(s, e, world, begin, place, outs, x):
 class Said(NamedTuple):
     """What a balance says."""
 
-    x: np.ndarray  # [S, R, M (+ D)] logits as `weigh` leaves them
+    x: np.ndarray  # [S, R, M (+ M)] logits as `weigh` leaves them
     e: np.ndarray  # and their exponentials
     forth: np.ndarray  # [S, T] of a trajectory, log p(move), policy and noise together
     back: np.ndarray  # [S, T+1] log P_B of the move that led there
@@ -409,12 +410,12 @@ def judge(s, e, detailed, world, begin, place, outs, row, moved, alive, log_k, p
                 said.forth[seed, t] = x[seed, r, move] - math.log(total)
                 if log_k.size > 0 and move != stop:  # STOP is exact: nothing else leads there, and it leads nowhere else
                     for m in range(moves):
-                        if m != stop and x[seed, r, m] > -1e8:
+                        if m != stop and x[seed, r, m] > FAR / 2:
                             top = max(top, float(x[seed, r, m] + log_k[t, seed, b, m]))
                     some = 0.0
                     for m in range(moves):
                         led[seed, t, m] = 0
-                        if m != stop and x[seed, r, m] > -1e8:
+                        if m != stop and x[seed, r, m] > FAR / 2:
                             led[seed, t, m] = math.exp(x[seed, r, m] + log_k[t, seed, b, m] - top)
                         some += led[seed, t, m]
                     for m in range(moves):
@@ -471,7 +472,7 @@ def back(s, e, part, parts, few, count, stages, inputs, slope, said, to_stages, 
     for seed in range(s, e):
         a, b = count[seed] * part // parts, count[seed] * (part + 1) // parts
         _columns(slope[seed], a, b, to_biases[last + 1][part, seed, 0])
-        for i in range(last + 1, -1, -1):
+        for i in range(last + 1 if inputs[last + 1].shape[2] > 0 else last, -1, -1):
             x, word, to, out = inputs[i][seed], slope[seed] if i >= last else said[i + 1][seed], said[i][seed], to_stages[i][part, seed]
             low = np.float32(0) if i <= last else as_it_is
             for k in range(out.shape[0]):
@@ -594,7 +595,7 @@ def ponder(s, e, string, side, stop, moves, states, moved, alive, model, thought
                 row[t, seed, b] = -1
                 if not alive[t, seed, b] or moved[t, seed, b] == stop:
                     continue
-                name = t  # a string is longer by a letter at every step
+                name = t if string else 0  # a string is longer by a letter at every step
                 for column in range(t if string else wide):
                     name = name * side + states[t, seed, b, column]
                 at = np.int64(np.uint64(name) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)) & (slots.shape[1] - 1)
@@ -625,11 +626,11 @@ def ponder(s, e, string, side, stop, moves, states, moved, alive, model, thought
                     if m != stop and (string or states[t, seed, b, m] < side - 1):
                         top = max(top, law[action * moves + m])
                     else:
-                        law[action * moves + m] = -1e9
+                        law[action * moves + m] = FAR
                 for m in range(moves):
                     total += math.exp(law[action * moves + m] - top)
                 for m in range(moves):
-                    law[action * moves + m] = max(law[action * moves + m] - top - np.float32(math.log(total)), np.float32(-1e9))
+                    law[action * moves + m] = max(law[action * moves + m] - top - np.float32(math.log(total)), np.float32(FAR))
 
 
 @_loop
@@ -644,6 +645,14 @@ def answer(s, e, moved, thought, out):
                     out[t, seed, b, action] = thought.table[seed, r, action * moves + moved[t, seed, b]]
 
 
+@_compiled(False, "reassoc")
+def _dot(x, y):
+    total = np.float32(0)
+    for i in range(len(x)):
+        total += x[i] * y[i]
+    return total
+
+
 @_loop
 def blame(s, e, string, side, moves, states, actions, moved, teaches, model, thought, into, losses):
     """The gradient of the mean of -log P(move | action) over the steps that teach, and that mean."""
@@ -654,8 +663,8 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
         often = np.zeros((count, moves), dtype=np.float32)
         for t in range(moved.shape[0]):
             for b in range(batch):
-                if teaches[t, seed, b]:
-                    r, action, move = thought.row[t, seed, b], actions[t, seed, b], moved[t, seed, b]
+                r, action, move = thought.row[t, seed, b], actions[t, seed, b], moved[t, seed, b]
+                if teaches[t, seed, b] and r >= 0:
                     steps += 1
                     often[r, action] += 1
                     said[r, action * moves + move] -= 1
@@ -674,10 +683,9 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
             t, b = thought.met[seed, r, 0], thought.met[seed, r, 1]
             for j in range(width):
                 if line[j] > 0:  # nothing goes back to where nothing came from
-                    back = np.float32(0)
+                    back = _dot(word, model.head[seed, j])
                     for m in range(len(word)):
                         to_head[j, m] += line[j] * word[m]
-                        back += word[m] * model.head[seed, j, m]
                     to_first_bias[j] += back
                     for column in range(t if string else states.shape[3]):
                         to_first[column * side + states[t, seed, b, column], j] += back

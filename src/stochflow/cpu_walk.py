@@ -6,7 +6,6 @@ same order, and so, but for rounding, the same trajectories; everything that doe
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +16,15 @@ from stochflow.channels import Slip
 from stochflow.cpu_compiled import in_parts, loops
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
+from stochflow.errors import UserError
 from stochflow.nets import _LookupTrunk, _MLPTrunk, inner_mlp, numbers
-from stochflow.ops import ALL_AT_ONCE, always, nothing
+from stochflow.ops import ALL_AT_ONCE, always, nothing, pick
 from stochflow.policy import Policy
 from stochflow.types import Fading, Task, Trajectories
 
 MOST = 1 << 20  # hidden numbers of a seed's step
 MOST_KEPT = 1 << 28  # and of all layers, steps and seeds, should all of them be reached: who learns from them keeps them
+WORTH_A_THREAD = 1 << 16  # random numbers
 WORTH_PARTS = 1 << 24  # products of rows and weights at one seed's step: beyond, threads share the rows
 
 
@@ -35,6 +36,7 @@ def fits(task: Task, policy: Any, batch: int) -> bool:
         return False
     return (
         (type(env) is Strings or (type(env) is Grid and numbers(env)))
+        and (policy.env is env or repr(policy.env) == repr(env))
         and env.contexts is None
         and policy.head.weight.dtype == torch.float32
         and batch * trunk.width <= MOST
@@ -51,13 +53,14 @@ class Room:
     def __init__(self, policy: Any, batch: int, keeps: bool):
         compiled = loops()
         self.policy, self.batch = policy, batch
-        self.world = world = _world(policy, keeps)
+        columns = sum(policy.sizes) if keeps else policy.env.num_moves  # who only walks asks about nothing else
+        self.world = world = _world(policy, keeps, columns)
         mlp, trunk, seeds = inner_mlp(policy.trunk), policy.trunk, policy.num_seeds
-        self.head, self.head_bias = policy.head.weight.detach().numpy(), policy.head.bias.detach().numpy()
+        self.head, self.head_bias = (x.detach().numpy()[..., :columns] for x in (policy.head.weight, policy.head.bias))
         first, *more = [layer.weight.detach().numpy() for layer in mlp.layers]
         self.first_bias, *biases = [layer.bias.detach().numpy() for layer in mlp.layers]
         table = trunk.table.weight.detach().numpy() if type(trunk) is _LookupTrunk else np.empty((seeds, 0, 0), dtype=np.float32)
-        outs = self.head.shape[2] if world.few else -(-self.head.shape[2] // compiled.WIDE) * compiled.WIDE
+        outs = columns if world.few else -(-columns // compiled.WIDE) * compiled.WIDE
         self.widths = mlp.width, table.shape[2]
         heads = [np.zeros((seeds, outs, wide) if world.few else (seeds, wide, outs), dtype=np.float32) for wide in self.widths]
         bias = np.zeros((seeds, 1, outs), dtype=np.float32)
@@ -78,7 +81,8 @@ class Room:
         return [(head[:, :wide], same[0]), (head[:, wide:], same[1])][: 2 if self.widths[1] else 1]
 
     def begin(self) -> None:
-        """All stand in the first state, of which the first layer's sums are the bias and, on a grid, one feature an axis."""
+        """The head's copies are of today's weights, and all stand in the first state, of which the first layer's sums are the bias and, on a grid, one
+        feature an axis."""
         for part, copy in self.head_parts(self.head, self.net.stages[-2:]):
             np.copyto(copy, part)
         np.copyto(self.net.biases[-1][..., : self.head.shape[2]], self.head_bias)
@@ -154,25 +158,27 @@ def _ask_at_every_step(task: Task, seeds: int, given: tuple[Any, ...]) -> None:
         if t == env.horizon:
             break
         state, meant = torch.from_numpy(way.states[t]), torch.from_numpy(way.actions[t])
-        came = task.channel.sample(state, env.real_moves(env.moves(state)), meant).numpy()
-        np.copyto(way.moves[t], came, where=way.alive[t] & (way.actions[t] != world.stop))
+        legal, acted = env.real_moves(env.moves(state)), way.alive[t] & (way.actions[t] != world.stop)
+        came = task.channel.sample(state, legal, meant)
+        if not bool(pick(legal, came)[torch.from_numpy(acted)].all()):
+            raise UserError(f"{task.channel!r} made a move that is not legal in its state: `sample` may answer with legal moves alone")
+        np.copyto(way.moves[t], came.numpy(), where=acted)
         in_parts(lambda s, e: walk(s, e, t, t + 1, _NOBODY, False, True, most, *given), seeds)  # noqa: B023
 
 
-def _world(policy: Any, keep: bool) -> Any:
+def _world(policy: Any, keep: bool, columns: int) -> Any:
     compiled, env = loops(), policy.env
     string, back = isinstance(env, Strings), policy.sizes[1] > 0
     side, stop = env.tokens if string else env.side, -1 if env.stop is None else env.stop
     least, asked = env.min_length or 0 if string else 0, env.horizon + int(keep and not env.tree)
-    few = sum(policy.sizes) <= compiled.FEW
-    return compiled.World(string, side, stop, least, env.num_moves, asked, keep, back, sum(policy.sizes[:2]), few)
+    return compiled.World(string, side, stop, least, env.num_moves, asked, keep, back, sum(policy.sizes[:2]), columns <= compiled.FEW)
 
 
 def _chance(env: Any, seeds: int, batch: int, explore: Any, temper: Any) -> Any:
     compiled = loops()
     steps, moves, none = env.horizon, env.num_moves, np.empty((0, 0), dtype=np.float32)
     noise = torch.rand(steps, seeds, batch, moves).numpy()
-    in_parts(lambda s, e: _log_exponential(noise[:, s:e]), seeds)
+    in_parts(lambda s, e: _log_exponential(noise[:, s:e]), seeds, 1 + noise.size // WORTH_A_THREAD)
     coins = none[None] if explore is None else torch.rand(steps, seeds, batch).numpy()
     chance = np.float32(0 if explore is None else float(explore))
     tempers = np.ones((seeds, batch), dtype=np.float32)
@@ -184,10 +190,9 @@ def _chance(env: Any, seeds: int, batch: int, explore: Any, temper: Any) -> Any:
 def _log_exponential(x: np.ndarray) -> None:
     """As `ops.log_exponential` makes it of uniform numbers, but without threads of torch, which go on looking for work when there is none."""
     np.maximum(x, np.float32(2**-25), out=x)
-    for _ in range(2):
-        np.log(x, out=x)
-        np.negative(x, out=x)
+    np.log(x, out=x)
     np.negative(x, out=x)
+    np.log(x, out=x)
 
 
 def _rows(world: Any, env: Any, shape: tuple[int, int], widths: tuple[int, ...], outs: int, batch: int) -> Any:
@@ -201,7 +206,6 @@ def _rows(world: Any, env: Any, shape: tuple[int, int], widths: tuple[int, ...],
     return loops().Rows(begin, *numbers, place, tuple(inputs), out, slots)
 
 
-@lru_cache(maxsize=16)
 def _most(world: Any, batch: int) -> int:
     """Rows of a seed."""
     if not world.keeps:

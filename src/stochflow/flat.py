@@ -125,7 +125,7 @@ class FlatParameters:
             return self.norms
         rate, share = self._pace(step)
         if self._compiled is not None:
-            self._compiled.update(rate, share)
+            self._compiled.update(rate, share, self.clip)
             return self.norms
         self._clip(grad)
         self._adam(rate)
@@ -197,7 +197,7 @@ class _Compiled:
     PART = 1 << 18  # and so many are worth a thread
 
     def __init__(self, flat: FlatParameters):
-        self.flat, seeds = flat, flat.num_seeds
+        seeds = flat.num_seeds
         each = [(here.start, (here.stop - here.start) // seeds) for here in flat.slices.values()]
         whole = [(at + s * n, at + (s + 1) * n, s) for at, n in each for s in range(seeds)]
         pieces = [(at, min(at + self.PIECE, end), s) for begin, end, s in whole for at in range(begin, end, self.PIECE)]
@@ -208,8 +208,8 @@ class _Compiled:
         self.grad, self.state = grad.numpy(), (grad.numpy(), values.numpy(), *flat.moments.numpy(), flat.average.numpy())
         self.norms, self.steps = flat.norms.numpy(), flat.adam_steps.numpy()
 
-    def update(self, rate: float, share: float) -> None:
-        compiled, many, clip = loops(), len(self.spans), self.flat.clip
+    def update(self, rate: float, share: float, clip: float) -> None:
+        compiled, many = loops(), len(self.spans)
         self.steps += 1
         done = float(self.steps[0])
         in_parts(lambda begin, end: compiled.squares(begin, end, self.spans, self.grad, self.squares), many, self.parts)

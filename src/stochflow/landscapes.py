@@ -76,7 +76,7 @@ class BitModes:
         """Hamming distance to every mode, [..., modes] float32 (whole numbers, exact)."""
         modes = self._moved(state.device)["modes"]
         x = self.spread(state).float()
-        with one_thread() if x.numel() < SMALL and not torch.compiler.is_compiling() else nullcontext():
+        with one_thread() if x.numel() < SMALL and x.device.type == "cpu" and not torch.compiler.is_compiling() else nullcontext():
             return x.sum(-1, keepdim=True) + modes.sum(-1) - 2 * (x @ modes.T)
 
     def __call__(self, state: Tensor) -> Tensor:

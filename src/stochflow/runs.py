@@ -332,7 +332,7 @@ def environment(device: str) -> dict[str, Any]:
     import torch
 
     versions = {}
-    for name in ("torch", "numpy", "scipy", "safetensors", "tyro"):
+    for name in ("torch", "numpy", "scipy", "numba", "llvmlite", "safetensors", "tyro"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return {

@@ -15,6 +15,7 @@ from stochflow.buffer import Buffer
 from stochflow.capture import WARM_UP, Captured, aside
 from stochflow.cpu_compiled import one_thread
 from stochflow.dynamics import Dynamics
+from stochflow.errors import UserError
 from stochflow.evaluate import evaluate
 from stochflow.flat import FlatParameters
 from stochflow.objectives import Objective
@@ -67,6 +68,10 @@ class Trainer:
         device = policy.device
         self.policy_flat = FlatParameters(policy, lr, clip, follow=objective.bootstraps)
         self.dynamics_flat = FlatParameters(dynamics, dynamics_lr, dynamics_clip) if any(True for _ in dynamics.parameters()) else None
+        if self.dynamics_flat is not None and self.dynamics_flat.num_seeds != policy.num_seeds:
+            raise UserError(
+                f"the policy has {policy.num_seeds} seeds, but the model of the noise has {self.dynamics_flat.num_seeds}: build both from the same seeds"
+            )
         self.step = torch.zeros((), dtype=torch.float64, device=device)  # what schedules read
         self.steps_done = 0  # the same on the host
         self.oracle_calls = torch.zeros((), dtype=torch.long, device=device)

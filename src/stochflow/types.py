@@ -86,7 +86,7 @@ class Terms(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What is found on the way to a gradient that is taken without autograd."""
+    """What is found on the way to a gradient that is taken without autograd; on the CPU in memory that the next gradient overwrites."""
 
     loss: Tensor  # [S, B] a trajectory's part: their mean is the loss
     estimate: Tensor  # [S, B] of log Z: log R - sum of log p(move) - log P_B

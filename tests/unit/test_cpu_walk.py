@@ -9,6 +9,7 @@ from stochflow import cpu_balance, cpu_walk
 from stochflow.channels import Confusion, Exact, Neighbour, Slip
 from stochflow.dynamics import Known, Neural, Tabular
 from stochflow.envs import Grid, Strings
+from stochflow.errors import UserError
 from stochflow.flat import FlatParameters
 from stochflow.memory import Fatigue
 from stochflow.nets import MLP, Lookup
@@ -282,8 +283,9 @@ def test_what_another_policy_kept_of_its_way_is_not_taken_for_ours():
     assert not Trainer(task, mine, known, TrajectoryBalance(), OnPolicy(task, other, 16)).source.traces
 
 
-def test_a_run_that_diverges_prints_no_warnings(recwarn):
-    trainer = trainer_of(Grid(2, 4), objective=DetailedBalance())
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_run_that_diverges_prints_no_warnings(recwarn, two_threads, seeds):
+    trainer = trainer_of(Grid(2, 4), seeds=seeds, objective=DetailedBalance())
     trainer.policy.head.weight.data.fill_(torch.inf)
     trainer.iterate()
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
@@ -353,3 +355,39 @@ def test_without_a_compiler_it_walks_and_learns_the_plain_way(monkeypatch):
     trainer.train(3)
     assert trainer.source.trace is None
     assert not torch.equal(before, trainer.policy_flat.values)
+
+
+class Wilful(Slip):
+    """Goes on where there is no way on."""
+
+    def sample(self, state, legal, action, memory=None):
+        return torch.zeros_like(action)
+
+
+def test_a_channel_that_makes_an_illegal_move_is_named():
+    with pytest.raises(UserError, match="not legal"):
+        rollout(Task(Grid(2, 3), Wilful(0.5), score, Linear()), policy_of(Grid(2, 3), MLP(16, 2), 1), 64)
+
+
+def test_a_model_of_the_noise_with_other_seeds_is_refused():
+    env = Grid(2, 4)
+    task, policy = Task(env, Slip(0.3), score, Linear()), policy_of(env, MLP(16, 2), 3)
+    with pytest.raises(UserError, match="3 seeds"):
+        Trainer(task, policy, Neural(env), TrajectoryBalance(), OnPolicy(task, policy, 4))
+
+
+def test_a_policy_of_another_world_walks_the_plain_way():
+    small, large = Grid(2, 4), Grid(2, 8)
+    task = Task(small, Exact(), score, Linear())
+    assert not cpu_walk.fits(task, policy_of(large, MLP(16, 2), 1), 4)
+    assert cpu_walk.fits(task, policy_of(Grid(2, 4), MLP(16, 2), 1), 4)  # another of the same kind
+
+
+def test_one_answer_for_all_is_read_as_such():
+    """A reward may be the same for all trajectories of a seed."""
+    trainer, found = trainer_of(Grid(2, 4)), []
+    traj = trainer.act()
+    for paid in (torch.ones(1, 1), torch.ones(1, 16)):
+        given = (trainer.policy, trainer.objective, traj, trainer.source.trace_of(traj), paid, None, trainer.policy_flat, False)
+        found.append(cpu_balance.gradient(trainer.task, *given).loss.clone())
+    assert torch.equal(*found)
