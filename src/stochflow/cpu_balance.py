@@ -107,7 +107,7 @@ _NO_NOISE = np.empty((0, 0, 0, 0), dtype=np.float32)
 
 def _as(x: Tensor, shape: tuple[int, ...]) -> np.ndarray:
     """As loops read it, which look at every number: whoever answers with fewer means the same for all."""
-    return np.ascontiguousarray(np.broadcast_to(x.numpy(), shape))
+    return np.array(np.broadcast_to(x.numpy(), shape), order="C")
 
 
 class _Memory:

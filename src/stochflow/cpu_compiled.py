@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +26,19 @@ def loops() -> Any:
     except ImportError as error:  # it is not there, or does not go with this numpy
         logging.getLogger("stochflow").warning(f"without numba the CPU takes two to five times as long: {error}")
         return None
+    kept = getattr(getattr(cpu_loops.walk, "_cache", None), "cache_path", None)
+    if kept is not None and not any(Path(kept).glob("cpu_loops.walk-*")):
+        _compile_beside()
     return cpu_loops
+
+
+def _compile_beside() -> None:
+    """Where nothing was ever compiled: half of it in a process of its own, which leaves it on the disk while the walk is compiled here."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from stochflow import cpu_loops; cpu_loops.warm()"
+    no = subprocess.DEVNULL
+    with suppress(OSError):  # then all of it here
+        beside = subprocess.Popen([sys.executable, "-c", code], stdin=no, stdout=no, stderr=no)
+        threading.Thread(target=beside.wait, daemon=True).start()
 
 
 def in_parts(work: Callable[[int, int], object], count: int, most: int | None = None) -> None:

@@ -114,12 +114,6 @@ def _eight(x, r, k, low):
 
 
 @_part
-def _eight_down(x, r, k, low):
-    a, b, c, d = max(x[r, k], low), max(x[r + 1, k], low), max(x[r + 2, k], low), max(x[r + 3, k], low)
-    return a, b, c, d, max(x[r + 4, k], low), max(x[r + 5, k], low), max(x[r + 6, k], low), max(x[r + 7, k], low)
-
-
-@_part
 def _added(y, v, a, b, c, d, e, f, g, h):
     return y + v[0] * a + v[1] * b + v[2] * c + v[3] * d + v[4] * e + v[5] * f + v[6] * g + v[7] * h
 
@@ -161,26 +155,6 @@ def product(x, w, out, a, b, low):
                 one = max(x[r, k], low)
                 for j in range(w.shape[1]):
                     out[r, j] += one * w[k, j]
-
-
-@_part
-def outer(x, y, out, a, b, low):
-    """out += x' y of the rows a to b."""
-    many, eights = out.shape[0], a + (b - a) // 8 * 8
-    for first in range(0, many, 16):
-        last = min(first + 16, many)
-        fours = first + (last - first) // 4 * 4
-        for r in range(a, eights, 8):
-            for i in range(first, fours, 4):
-                p, q = _eight_down(x, r, i, low), _eight_down(x, r, i + 1, low)
-                _block(p, q, _eight_down(x, r, i + 2, low), _eight_down(x, r, i + 3, low), y, r, out, i)
-            for i in range(fours, last):
-                _line(_eight_down(x, r, i, low), y, r, out, i)
-        for r in range(eights, b):
-            for i in range(first, last):
-                one = max(x[r, i], low)
-                for j in range(y.shape[1]):
-                    out[i, j] += one * y[r, j]
 
 
 @_compiled(False, "reassoc")  # in which order these are added up, the compiler may choose
@@ -485,7 +459,7 @@ def back(s, e, part, parts, few, count, stages, inputs, slope, said, to_stages, 
                 few_rows(word, x, out, a, b, low)
                 turned = stages[i][seed]
             else:
-                outer(x, word, out, a, b, low)
+                product(turn(x[a:b]), word[a:b], out, a - a, out.shape[0], low)
                 turned = turn(stages[i][seed])
             product(word, turned, to, a, b, as_it_is)
             if i <= last:
@@ -689,3 +663,24 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
                     to_first_bias[j] += back
                     for column in range(t if string else states.shape[3]):
                         to_first[column * side + states[t, seed, b, column], j] += back
+
+
+def warm() -> None:
+    """Compile what comes after the first walk of a network of two layers, and of a model of the noise: called for nothing, on arrays of nothing."""
+
+    def no(dimensions: int, kind: type = np.float32) -> np.ndarray:
+        return np.empty((0,) * dimensions, dtype=kind)
+
+    world, begin, count = World(False, 2, 1, 0, 2, 0, True, True, 0, True), no(2, np.int64), no(1, np.int64)
+    said = Said(no(3), no(3), no(2, float), no(2, float), no(3), no(3), no(3), no(2), no(2), no(2), no(1, float))
+    model, numbers = Model(no(3), no(3), no(3), no(3)), no(3, np.int64)
+    thought = Thought(begin, begin, numbers, numbers, no(3), no(3), count)
+    weigh(0, 0, world, begin, numbers, no(3), no(3))
+    judge(0, 0, True, world, begin, numbers, no(3), numbers, numbers, no(3, bool), no(4), no(2), no(1), said)
+    ponder(0, 0, True, 2, 1, 2, no(4, np.int64), numbers, no(3, bool), model, thought)
+    answer(0, 0, numbers, thought, no(4))
+    spread(0, 0, 2, count, begin, begin, begin, numbers, no(3), no(3), no(3), no(3))
+    squares(0, 0, begin, no(1), no(1))
+    update(0, 0, begin, no(1), no(1), no(1), no(1), no(1), no(1), np.ones(3, dtype=np.float32))
+    blame(0, 0, True, 2, 2, no(4, np.int64), numbers, numbers, no(3, bool), model, thought, model, no(1))
+    back(0, 0, 0, 1, True, count, (no(3),) * 3, (no(3),) * 3, no(3), (no(3),) * 3, (no(4),) * 3, (no(4),) * 3)
