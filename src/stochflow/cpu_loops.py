@@ -138,7 +138,7 @@ def _line(p, w, k, out, r):
 
 @_part
 def product(x, w, out, a, b, low):
-    """out += x w, of the rows a to b."""
+    """out += x w, of the rows a to b. (For a literal zero it would be compiled once more: whoever means all rows begins at x - x.)"""
     most = w.shape[0]
     eights = most // 8 * 8
     for first in range(a, b, 16):
@@ -550,7 +550,7 @@ class Thought(NamedTuple):
     number: np.ndarray  # [S, R] as the environment counts
     row: np.ndarray  # [T, S, B] in which each step began; -1: nothing was done there, or it ended there
     met: np.ndarray  # [S, R, 2] the step and the trajectory that met it first
-    hidden: np.ndarray  # [S, R, H]
+    hidden: np.ndarray  # [S, R, H] before its rectifier
     table: np.ndarray  # [S, R, M * M] log-probabilities of moves, action by action
     many: np.ndarray  # [S] rows
 
@@ -581,19 +581,18 @@ def ponder(s, e, string, side, stop, moves, states, moved, alive, model, thought
                 row[t, seed, b] = slots[seed, at]
         thought.many[seed] = new
         for r in range(new):
-            t, b, law, line = thought.met[seed, r, 0], thought.met[seed, r, 1], table[seed, r], hidden[seed, r]
+            t, b = thought.met[seed, r, 0], thought.met[seed, r, 1]
+            for m in range(table.shape[2]):
+                table[seed, r, m] = model.head_bias[seed, 0, m]
             for j in range(width):
-                line[j] = model.first_bias[seed, 0, j]
+                hidden[seed, r, j] = model.first_bias[seed, 0, j]
             for column in range(t if string else wide):
                 flag = column * side + states[t, seed, b, column]
                 for j in range(width):
-                    line[j] += model.first[seed, flag, j]
-            for m in range(len(law)):
-                law[m] = model.head_bias[seed, 0, m]
-            for j in range(width):
-                line[j] = max(line[j], np.float32(0))
-                for m in range(len(law)):
-                    law[m] += line[j] * model.head[seed, j, m]
+                    hidden[seed, r, j] += model.first[seed, flag, j]
+        dots(hidden[seed], turn(model.head[seed]), table[seed], new - new, new, np.float32(0))
+        for r in range(new):
+            t, b, law = thought.met[seed, r, 0], thought.met[seed, r, 1], table[seed, r]
             for action in range(moves):
                 top, total = np.float32(-np.inf), 0.0
                 for m in range(moves):
@@ -619,14 +618,6 @@ def answer(s, e, moved, thought, out):
                     out[t, seed, b, action] = thought.table[seed, r, action * moves + moved[t, seed, b]]
 
 
-@_compiled(False, "reassoc")
-def _dot(x, y):
-    total = np.float32(0)
-    for i in range(len(x)):
-        total += x[i] * y[i]
-    return total
-
-
 @_loop
 def blame(s, e, string, side, moves, states, actions, moved, teaches, model, thought, into, losses):
     """The gradient of the mean of -log P(move | action) over the steps that teach, and that mean."""
@@ -645,24 +636,28 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
                     loss -= thought.table[seed, r, action * moves + move]
         share = np.float32(1 / max(steps, 1))
         losses[seed] = loss / max(steps, 1)
-        to_head, to_bias, to_first, to_first_bias = into.head[seed], into.head_bias[seed, 0], into.first[seed], into.first_bias[seed, 0]
         for r in range(count):
-            word, line = said[r], thought.hidden[seed, r]
             for action in range(moves):
                 for m in range(moves):
                     likely = often[r, action] * math.exp(thought.table[seed, r, action * moves + m])
-                    word[action * moves + m] = (word[action * moves + m] + likely) * share
-            for m in range(len(word)):
-                to_bias[m] += word[m]
+                    said[r, action * moves + m] = (said[r, action * moves + m] + likely) * share
+        hidden, turned, none = thought.hidden[seed], turn(model.head[seed]), count - count
+        to_turned, to_hidden = np.zeros(turned.shape, dtype=np.float32), np.zeros((count, width), dtype=np.float32)
+        few_rows(said, hidden, to_turned, none, count, np.float32(0))
+        product(said, turned, to_hidden, none, count, np.float32(-np.inf))
+        _columns(said, none, count, into.head_bias[seed, 0])
+        for j in range(width):
+            for m in range(moves * moves):
+                into.head[seed, j, m] = to_turned[m, j]
+        for r in range(count):
             t, b = thought.met[seed, r, 0], thought.met[seed, r, 1]
-            for j in range(width):
-                if line[j] > 0:  # nothing goes back to where nothing came from
-                    back = _dot(word, model.head[seed, j])
-                    for m in range(len(word)):
-                        to_head[j, m] += line[j] * word[m]
-                    to_first_bias[j] += back
-                    for column in range(t if string else states.shape[3]):
-                        to_first[column * side + states[t, seed, b, column], j] += back
+            for j in range(width):  # nothing goes back to where nothing came from
+                to_hidden[r, j] = to_hidden[r, j] if hidden[r, j] > 0 else np.float32(0)
+            for column in range(t if string else states.shape[3]):
+                flag = column * side + states[t, seed, b, column]
+                for j in range(width):
+                    into.first[seed, flag, j] += to_hidden[r, j]
+        _columns(to_hidden, none, count, into.first_bias[seed, 0])
 
 
 def warm() -> None:
