@@ -1,6 +1,6 @@
 """From the start of the interpreter to the end of the first training step, where nothing was ever compiled and where it was.
 
-    PYTHONPATH=src python benchmarks/first_step.py --out benchmarks/results/first_step.json
+    PYTHONPATH=src python benchmarks/first_step.py --rounds 3 --out benchmarks/results/first_step.json
 
 On the CPU some loops are compiled when they are called first, and kept on the disk: each round begins with an empty folder for that, and then starts again.
 """
@@ -31,7 +31,7 @@ def seconds(task: str, kept: str) -> float:
 
 def main() -> None:
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("--rounds", type=int, default=5)
+    a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--hardware", default=f"{platform.machine()} CPU")
     a.add_argument("--out", type=Path)
     given = a.parse_args()

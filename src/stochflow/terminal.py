@@ -65,11 +65,14 @@ class Progress:
         step = record["step"]
         fresh = record.get("tv") is not None
         self.tv = record["tv"] if fresh else self.tv
-        rate = (step - self.first) / max(time.monotonic() - self.begun, 1e-9)
-        left = (steps - step) / max(rate, 1e-9)
         parts = [f"step {step}/{steps}", f"loss {number(record.get('loss'))}"]
         parts += [] if self.tv is None else [f"TV {number(self.tv)}"]
-        parts += [f"{rate:.0f} it/s" if rate >= 10 else f"{rate:.2g} it/s", f"{int(left) // 60}:{int(left) % 60:02d} left"]
+        if self.spoken:
+            rate = (step - self.first) / max(time.monotonic() - self.begun, 1e-9)
+            left = (steps - step) / max(rate, 1e-9)
+            parts += [f"{rate:.0f} it/s" if rate >= 10 else f"{rate:.2g} it/s", f"{int(left) // 60}:{int(left) % 60:02d} left"]
+        else:  # among the first steps are those that compile and record: they say nothing of the others
+            self.begun, self.first = time.monotonic(), step
         line = "  ".join(parts)
         if self.bar is not None:
             self.bar.update(self.row, completed=step, description=line)
