@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
@@ -52,9 +52,10 @@ def in_parts(work: Callable[[int, int], object], count: int, most: int | None = 
     try:
         work(*own)
     finally:  # whatever happens, nobody writes any more when this is over
-        wait(given)
-    for one in given:
-        one.result()
+        errors = [one.exception() for one in given]
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 class one_thread:

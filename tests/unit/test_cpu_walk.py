@@ -7,6 +7,7 @@ import torch
 
 from stochflow import cpu_balance, cpu_walk
 from stochflow.channels import Confusion, Exact, Neighbour, Slip
+from stochflow.cpu_compiled import in_parts
 from stochflow.dynamics import Known, Neural, Tabular
 from stochflow.envs import Grid, Strings
 from stochflow.errors import UserError
@@ -391,3 +392,16 @@ def test_one_answer_for_all_is_read_as_such():
         given = (trainer.policy, trainer.objective, traj, trainer.source.trace_of(traj), paid, None, trainer.policy_flat, False)
         found.append(cpu_balance.gradient(trainer.task, *given).loss.clone())
     assert torch.equal(*found)
+
+
+def test_a_part_that_fails_is_heard_and_the_others_are_waited_for(two_threads):
+    done = []
+
+    def work(begin, end):
+        if begin == 0:
+            raise ValueError("the first part")
+        done.append((begin, end))
+
+    with pytest.raises(ValueError, match="the first part"):
+        in_parts(work, 10)
+    assert done == [(5, 10)]
