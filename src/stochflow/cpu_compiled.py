@@ -24,10 +24,10 @@ def loops() -> Any:
     try:
         from stochflow import cpu_loops
     except ImportError as error:  # it is not there, or does not go with this numpy
-        logging.getLogger("stochflow").warning(f"without numba the CPU takes two to five times as long: {error}")
+        logging.getLogger("stochflow").warning(f"there is no numba here, so that the CPU goes the plain and slower way: {error}")
         return None
     kept = getattr(getattr(cpu_loops.walk, "_cache", None), "cache_path", None)
-    if kept is not None and not any(Path(kept).glob("cpu_loops.walk-*")):
+    if kept is not None and sys.executable and not any(Path(kept).glob("cpu_loops.walk-*")):
         _compile_beside()
     return cpu_loops
 

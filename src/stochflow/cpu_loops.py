@@ -5,7 +5,8 @@ meets has a row of its own (`Rows`): a state has one depth, so those who meet, m
 where its numbers stand in memory: among any others its figures are the same to the last bit. (One seed alone may share its rows among threads.)
 
 They go over single numbers, in few and long functions: an assignment to a slice, or a call that passes a dozen arrays, takes a second to compile.
-Compiled once, they are kept on the disk.
+Compiled once, they are kept on the disk. They stand in one file, because numba compiles again what has changed in a loop's own file alone: a product that
+was mended elsewhere would go on as it was. And they import no torch, for the process that only compiles them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 FEW = 24  # a head of up to so many outputs is kept turned;
 WIDE = 16  # a larger one has a multiple of so many, of which the last are nobody's
-FAR = -1e9  # the logarithm of what is not allowed
+FAR = -1e9  # the logarithm of what is not allowed, as `ops.NEG`
 
 
 def _compiled(called: bool, *more: str) -> Any:

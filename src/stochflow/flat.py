@@ -66,12 +66,14 @@ class FlatParameters:
         self.adam_steps = torch.zeros(-(-many // piece), device=first.device)  # a piece
         self._pieces = [x.split(piece) for x in (self.values.data, whole, *self.moments)]
         if self.kernel is not None:
-            each = [(here.start, (here.stop - here.start) // self.num_seeds) for here in self.slices.values()]
-            self.spans = self.kernel.spans(
-                [(at + s * n, at + (s + 1) * n, s) for at, n in each for s in range(self.num_seeds)], first.device
-            )
+            self.spans = self.kernel.spans(self.seed_spans(), first.device)
         self.norms = torch.zeros(self.num_seeds, device=first.device)  # of the last gradient, each seed's, before it was clipped
         self._compiled: _Compiled | None = None
+
+    def seed_spans(self) -> list[tuple[int, int, int]]:
+        """Of every parameter each seed's numbers: from where to where, and whose."""
+        each = [(here.start, (here.stop - here.start) // self.num_seeds) for here in self.slices.values()]
+        return [(at + s * n, at + (s + 1) * n, s) for at, n in each for s in range(self.num_seeds)]
 
     def compile(self) -> None:
         """From now on update by compiled loops, if there are any: where a gradient takes as long as an operator."""
@@ -197,10 +199,7 @@ class _Compiled:
     PART = 1 << 18  # and so many are worth a thread
 
     def __init__(self, flat: FlatParameters):
-        seeds = flat.num_seeds
-        each = [(here.start, (here.stop - here.start) // seeds) for here in flat.slices.values()]
-        whole = [(at + s * n, at + (s + 1) * n, s) for at, n in each for s in range(seeds)]
-        pieces = [(at, min(at + self.PIECE, end), s) for begin, end, s in whole for at in range(begin, end, self.PIECE)]
+        pieces = [(at, min(at + self.PIECE, end), s) for begin, end, s in flat.seed_spans() for at in range(begin, end, self.PIECE)]
         self.spans = np.array(pieces, dtype=np.int64)
         self.squares, self.parts = np.empty(len(pieces), dtype=np.float32), 1 + len(flat.values) // self.PART
         values, grad = flat.values.detach(), flat.values.grad

@@ -37,11 +37,14 @@ class Fading(NamedTuple):
     step: Tensor  # 0-D
 
     def now(self) -> Tensor:
-        return self.start * self.tau / (self.step + self.tau)
+        return self._at(self.step)
 
     def on_cpu(self) -> float:
         """The same as a number, which costs less than operators."""
-        return self.start * self.tau / (float(self.step) + self.tau)
+        return self._at(float(self.step))
+
+    def _at(self, step: Any) -> Any:
+        return self.start * self.tau / (step + self.tau)
 
 
 class PolicyOut(NamedTuple):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -405,3 +408,19 @@ def test_a_part_that_fails_is_heard_and_the_others_are_waited_for(two_threads):
     with pytest.raises(ValueError, match="the first part"):
         in_parts(work, 10)
     assert done == [(5, 10)]
+
+
+def test_a_run_compiles_nothing_that_was_compiled_beside():
+    """In a process of its own, which begins with what is compiled beside: the run adds the walk, and to no other loop another kind of arguments."""
+    code = """
+from stochflow import cpu_loops
+cpu_loops.warm()
+names = ["weigh", "judge", "back", "spread", "squares", "update", "ponder", "answer", "blame"]
+before = [len(getattr(cpu_loops, name).signatures) for name in names]
+from stochflow.config import configure
+from stochflow.experiment import Experiment
+for objective in ("tb", "db"):
+    Experiment(configure("grid", stick=0.25, objective=objective, batch=4)).trainer.train(2)
+assert before == [len(getattr(cpu_loops, name).signatures) for name in names] == [1] * len(names)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
