@@ -43,8 +43,8 @@ def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | No
     if not (torch.equal(env.index(states), torch.arange(len(states))) and torch.equal(states[0], env.initial((1,))[0])):
         return None  # someone's own order of states
     states = states.to(device)
-    features = env.features(states)
-    return Early(best, states, features if features.numel() <= MOST_KEPT else None)
+    features = env.features(states) if device.type != "cpu" else None  # the rollout's kernel reads them
+    return Early(best, states, features if features is not None and features.numel() <= MOST_KEPT else None)
 
 
 BLOCK = 64  # rows of a block of distinct states, times whatever keeps blocks to sixteen a batch
