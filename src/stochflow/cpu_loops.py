@@ -170,27 +170,27 @@ def dots(x, w, out, a, b, low):
 
 
 @_part
-def few_rows(x, y, out, a, b, low):
-    """out += x' y of the rows a to b, for few columns of x; here y is read through the rectifier."""
-    for r in range(a, b):
-        for i in range(out.shape[0]):
+def few_rows(x, y, out, many, a, b, low):
+    """out += x' y of the first rows, for few columns of x, of which those from a to b; here y is read through the rectifier."""
+    for r in range(many):
+        for i in range(a, b):
             one = x[r, i]
             for j in range(out.shape[1]):
                 out[i, j] += one * max(y[r, j], low)
 
 
 @_part
-def turn(x):
-    """[m, n] as [n, m]; eight rows at a time are read side by side."""
-    out = np.empty((x.shape[1], x.shape[0]), dtype=x.dtype)
-    eights = x.shape[0] // 8 * 8
+def turn(x, many, a, b):
+    """Of the first rows the columns a to b, as rows; eight rows at a time are read side by side."""
+    out = np.empty((b - a, many), dtype=x.dtype)
+    eights = many // 8 * 8
     for i in range(0, eights, 8):
-        for j in range(x.shape[1]):
+        for j in range(b - a):
             for k in range(8):
-                out[j, i + k] = x[i + k, j]
-    for i in range(eights, x.shape[0]):
-        for j in range(x.shape[1]):
-            out[j, i] = x[i, j]
+                out[j, i + k] = x[i + k, a + j]
+    for i in range(eights, many):
+        for j in range(b - a):
+            out[j, i] = x[i, a + j]
     return out
 
 
@@ -440,43 +440,54 @@ def judge(s, e, detailed, world, begin, place, outs, row, moved, alive, log_k, p
 
 
 @_loop
-def back(s, e, part, parts, few, count, stages, inputs, slope, said, to_stages, to_biases):
-    """Back through the stages of the seeds s to e, from what is said to the head's outputs; `said` is room for what is said to each stage's inputs. One
-    of so many parts of the rows, of which each adds up for itself: [P, S, ...]. Biases begin with the first layer's."""
+def back(s, e, part, parts, few, count, stages, inputs, slope, said):
+    """What is said to the inputs of each stage (`said`) of the seeds s to e, from what is said to the head's outputs; of one of so many parts of the rows."""
     last, as_it_is = len(stages) - 2, np.float32(-np.inf)
     for seed in range(s, e):
         a, b = count[seed] * part // parts, count[seed] * (part + 1) // parts
-        _columns(slope[seed], a, b, to_biases[last + 1][part, seed, 0])
         for i in range(last + 1 if inputs[last + 1].shape[2] > 0 else last, -1, -1):
-            x, word, to, out = inputs[i][seed], slope[seed] if i >= last else said[i + 1][seed], said[i][seed], to_stages[i][part, seed]
-            low = np.float32(0) if i <= last else as_it_is
-            for k in range(out.shape[0]):
-                for j in range(out.shape[1]):
-                    out[k, j] = 0
+            x, word, to, weights = inputs[i][seed], slope[seed] if i >= last else said[i + 1][seed], said[i][seed], stages[i][seed]
             for r in range(a, b):
                 for j in range(to.shape[1]):
                     to[r, j] = 0
-            if i >= last and few:
-                few_rows(word, x, out, a, b, low)
-                turned = stages[i][seed]
-            else:
-                product(turn(x[a:b]), word[a:b], out, a - a, out.shape[0], low)
-                turned = turn(stages[i][seed])
+            turned = weights if i >= last and few else turn(weights, weights.shape[0], a - a, weights.shape[1])
             product(word, turned, to, a, b, as_it_is)
-            if i <= last:
-                for r in range(a, b):
-                    for j in range(to.shape[1]):
-                        to[r, j] = to[r, j] if x[r, j] > 0 else np.float32(0)  # nothing goes back to where nothing came from
-                _columns(to, a, b, to_biases[i][part, seed, 0])
+            for r in range(a, b if i <= last else a):
+                for j in range(to.shape[1]):
+                    to[r, j] = to[r, j] if x[r, j] > 0 else np.float32(0)  # nothing goes back to where nothing came from
+
+
+@_loop
+def teach(s, e, part, parts, few, count, inputs, slope, said, to_stages, to_biases):
+    """And what that says to the weights of the stages, and to all biases, from the first layer's on: one of so many parts of their rows."""
+    last, as_it_is = len(to_stages) - 2, np.float32(-np.inf)
+    for seed in range(s, e):
+        many = count[seed]
+        for i in range(last + 2):
+            into = to_biases[i][seed, 0]
+            _columns(slope[seed] if i > last else said[i][seed], many, into, len(into) * part // parts, len(into) * (part + 1) // parts)
+        for i in range(last + 2 if inputs[last + 1].shape[2] > 0 else last + 1):
+            x, word, out = inputs[i][seed], slope[seed] if i >= last else said[i + 1][seed], to_stages[i][seed]
+            a, b, low = len(out) * part // parts, len(out) * (part + 1) // parts, np.float32(0) if i <= last else as_it_is
+            for k in range(a, b):
+                for j in range(out.shape[1]):
+                    out[k, j] = 0
+            if i >= last and few:
+                few_rows(word, x, out, many, a, b, low)
+            else:
+                product(turn(x, many, a, b), word[:many], out[a:b], a - a, b - a, low)
 
 
 @_part
-def _columns(x, a, b, out):
-    for j in range(len(out)):
-        out[j] = 0
-    for r in range(a, b):
-        for j in range(len(out)):
-            out[j] += x[r, j]
+def _columns(x, many, out, a, b):
+    """The sums of the first rows of x, from column a to b."""
+    to = out[a:b]
+    for j in range(len(to)):
+        to[j] = 0
+    for r in range(many):
+        line = x[r, a:b]
+        for j in range(len(to)):
+            to[j] += line[j]
 
 
 @_loop
@@ -502,34 +513,50 @@ def spread(s, e, side, count, number, parent, feature, place, to_first, to_table
 # The update.
 
 
-@_compiled(True, "reassoc")
-def squares(begin, end, spans, grad, out):
-    """Of each span the sum of squares, in an order that is the compiler's to choose."""
-    for i in range(begin, end):
-        total, g = np.float32(0), grad[spans[i, 0] : spans[i, 1]]
-        for k in range(len(g)):
-            total += g[k] * g[k]
-        out[i] = total
+@_compiled(False, "reassoc")
+def _square(g):
+    """The sum of squares, in an order that is the compiler's to choose."""
+    total = np.float32(0)
+    for k in range(len(g)):
+        total += g[k] * g[k]
+    return total
 
 
 @_loop
-def update(begin, end, spans, scales, grad, values, means, roots, average, pace):
-    """Adam's step of these spans, each of which has a gradient scaled by what its seed says, and their average. `pace` = the rate over the first
-    moment's correction, the root of the second's, and the average's share."""
+def squares(begin, end, pieces, grad, out):
+    """Of each piece of a gradient the sum of squares."""
+    for i in range(begin, end):
+        out[i] = _square(grad[pieces[i, 0] : pieces[i, 1]])
+
+
+@_loop
+def update(s, e, part, parts, first, pieces, found, norms, clip, grad, values, means, roots, average, pace):
+    """Adam's step of the seeds s to e, of a gradient scaled to a norm of at most `clip`, and the average. One of so many parts of a seed's pieces, which
+    begin at first[seed]; where there is one part alone, it also sums the squares. `pace` = the rate over the first moment's correction, the root of the
+    second's, and the average's share."""
     rate, root, share = pace[0], pace[1], pace[2]
     old, older = np.float32(0.9), np.float32(0.999)
     new, newer, tiny = np.float32(1 - 0.9), np.float32(1 - 0.999), np.float32(1e-8)
-    for i in range(begin, end):
-        a, b, scale = spans[i, 0], spans[i, 1], scales[spans[i, 2]]
-        g, v, m, r, w = grad[a:b], values[a:b], means[a:b], roots[a:b], average[a:b]
-        for k in range(b - a):
-            slope = g[k] * scale
-            m[k] = old * m[k] + new * slope
-            r[k] = older * r[k] + newer * slope * slope
-        for k in range(b - a):  # a loop over more arrays would not be vectorised
-            value = v[k] - rate * m[k] / (np.sqrt(r[k]) / root + tiny)
-            w[k] += share * (value - w[k])
-            v[k] = value
+    for seed in range(s, e):
+        begin, many, total = first[seed], first[seed + 1] - first[seed], 0.0
+        for i in range(begin, begin + many):
+            if parts == 1:
+                found[i] = _square(grad[pieces[i, 0] : pieces[i, 1]])
+            total += found[i]
+        norm = math.sqrt(total)
+        norms[seed] = norm
+        scale = np.float32(1 if norm <= clip else clip / norm)  # NaN is not below either
+        for i in range(begin + many * part // parts, begin + many * (part + 1) // parts):
+            a, b = pieces[i, 0], pieces[i, 1]
+            g, v, m, r, w = grad[a:b], values[a:b], means[a:b], roots[a:b], average[a:b]
+            for k in range(b - a):
+                slope = g[k] * scale
+                m[k] = old * m[k] + new * slope
+                r[k] = older * r[k] + newer * slope * slope
+            for k in range(b - a):  # a loop over more arrays would not be vectorised
+                value = v[k] - rate * m[k] / (np.sqrt(r[k]) / root + tiny)
+                w[k] += share * (value - w[k])
+                v[k] = value
 
 
 # The noise.
@@ -591,7 +618,7 @@ def ponder(s, e, string, side, stop, moves, states, moved, alive, model, thought
                 flag = column * side + states[t, seed, b, column]
                 for j in range(width):
                     hidden[seed, r, j] += model.first[seed, flag, j]
-        dots(hidden[seed], turn(model.head[seed]), table[seed], new - new, new, np.float32(0))
+        dots(hidden[seed], turn(model.head[seed], width, new - new, table.shape[2]), table[seed], new - new, new, np.float32(0))
         for r in range(new):
             t, b, law = thought.met[seed, r, 0], thought.met[seed, r, 1], table[seed, r]
             for action in range(moves):
@@ -642,11 +669,12 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
                 for m in range(moves):
                     likely = often[r, action] * math.exp(thought.table[seed, r, action * moves + m])
                     said[r, action * moves + m] = (said[r, action * moves + m] + likely) * share
-        hidden, turned, none = thought.hidden[seed], turn(model.head[seed]), count - count
+        hidden, none = thought.hidden[seed], count - count
+        turned = turn(model.head[seed], width, none, moves * moves)
         to_turned, to_hidden = np.zeros(turned.shape, dtype=np.float32), np.zeros((count, width), dtype=np.float32)
-        few_rows(said, hidden, to_turned, none, count, np.float32(0))
+        few_rows(said, hidden, to_turned, count, none, moves * moves, np.float32(0))
         product(said, turned, to_hidden, none, count, np.float32(-np.inf))
-        _columns(said, none, count, into.head_bias[seed, 0])
+        _columns(said, count, into.head_bias[seed, 0], none, moves * moves)
         for j in range(width):
             for m in range(moves * moves):
                 into.head[seed, j, m] = to_turned[m, j]
@@ -658,7 +686,7 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
                 flag = column * side + states[t, seed, b, column]
                 for j in range(width):
                     into.first[seed, flag, j] += to_hidden[r, j]
-        _columns(to_hidden, none, count, into.first_bias[seed, 0])
+        _columns(to_hidden, count, into.first_bias[seed, 0], none, width)
 
 
 def warm() -> None:
@@ -677,6 +705,7 @@ def warm() -> None:
     answer(0, 0, numbers, thought, no(4))
     spread(0, 0, 2, count, begin, begin, begin, numbers, no(3), no(3), no(3), no(3))
     squares(0, 0, begin, no(1), no(1))
-    update(0, 0, begin, no(1), no(1), no(1), no(1), no(1), no(1), np.ones(3, dtype=np.float32))
+    update(0, 0, 0, 1, count, begin, no(1), no(1), 1.0, no(1), no(1), no(1), no(1), no(1), np.ones(3, dtype=np.float32))
     blame(0, 0, True, 2, 2, no(4, np.int64), numbers, numbers, no(3, bool), model, thought, model, no(1))
-    back(0, 0, 0, 1, True, count, (no(3),) * 3, (no(3),) * 3, no(3), (no(3),) * 3, (no(4),) * 3, (no(4),) * 3)
+    back(0, 0, 0, 1, True, count, (no(3),) * 3, (no(3),) * 3, no(3), (no(3),) * 3)
+    teach(0, 0, 0, 1, True, count, (no(3),) * 3, no(3), (no(3),) * 3, (no(3),) * 3, (no(3),) * 3)

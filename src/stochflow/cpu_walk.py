@@ -23,8 +23,8 @@ from stochflow.policy import Policy
 from stochflow.types import Fading, Task, Trajectories
 
 MOST = 1 << 20  # hidden numbers of a seed's step
-MOST_KEPT = 1 << 28  # and of all layers, steps and seeds, should all of them be reached: who learns from them keeps them
 WORTH_A_THREAD = 1 << 16  # random numbers
+MOST_KEPT = 1 << 28  # and of all layers, steps and seeds, should all of them be reached: who learns from them keeps them
 WORTH_PARTS = 1 << 24  # products of rows and weights at one seed's step: beyond, threads share the rows
 
 
@@ -67,12 +67,15 @@ class Room:
         self.net = compiled.Net(first, (*more, *heads), (*biases, bias), table)
         self.rows = _rows(world, policy.env, (seeds, _most(world, batch)), (*[mlp.width] * len(mlp.layers), table.shape[2]), outs, batch)
         self.size = sum(stage[0].size for stage in self.net.stages)  # numbers of a seed
+        self.copies = [*self.head_parts(self.head, self.net.stages[-2:]), (self.head_bias, bias[..., :columns])]
+        self.shape, device = (seeds, batch), policy.device
+        self.even, self.none, self.real = np.ones(self.shape, dtype=np.float32), nothing(self.shape, device), always(self.shape, device)
         self.kept: Any = None
+        self._where = policy.head.weight.data_ptr()
 
     def serves(self, policy: Any, batch: int) -> bool:
         """Whether it is this policy's, and its weights are where they were."""
-        same = self.policy is policy and self.batch == batch
-        return same and policy.head.weight.data_ptr() == self.head.ctypes.data
+        return self.policy is policy and self.batch == batch and policy.head.weight.data_ptr() == self._where
 
     def head_parts(self, head: np.ndarray, copies: tuple[np.ndarray, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The parts of a head [S, H + W, O], each beside its copy."""
@@ -83,9 +86,8 @@ class Room:
     def begin(self) -> None:
         """The head's copies are of today's weights, and all stand in the first state, of which the first layer's sums are the bias and, on a grid, one
         feature an axis."""
-        for part, copy in self.head_parts(self.head, self.net.stages[-2:]):
+        for part, copy in self.copies:
             np.copyto(copy, part)
-        np.copyto(self.net.biases[-1][..., : self.head.shape[2]], self.head_bias)
         sums, side = self.rows.inputs[0][:, 0], self.world.side
         sums[:] = self.first_bias[:, 0]
         for axis in range(self.rows.place.shape[2]):
@@ -114,8 +116,8 @@ def traced_walk(task: Task, policy: Any, batch: int, explore: Fading | float | N
 
 @torch.no_grad()
 def _walk(task: Task, room: Room, explore: Any, temper: Any) -> tuple[Trajectories, Trace]:
-    env, seeds, batch, world = task.env, room.policy.num_seeds, room.batch, room.world
-    chance = _chance(env, seeds, batch, explore, temper)
+    env, world, (seeds, batch) = task.env, room.world, room.shape
+    chance = _chance(env, room, explore, temper)
     after = None if env.free else int(torch.randint(2**62, ()))
     channel, asks = task.channel, not task.channel.exact
     if type(channel) is Slip and asks:
@@ -133,8 +135,7 @@ def _walk(task: Task, room: Room, explore: Any, temper: Any) -> tuple[Trajectori
     if after is not None:
         torch.default_generator.manual_seed(after)
     found = [torch.from_numpy(x) for x in way[:4]]
-    none, real = nothing((seeds, batch), room.policy.device), always((seeds, batch), room.policy.device)
-    return Trajectories(found[0], found[1], found[2], found[3], none, real), Trace(room, way, torch.from_numpy(way.final))
+    return Trajectories(found[0], found[1], found[2], found[3], room.none, room.real), Trace(room, way, torch.from_numpy(way.final))
 
 
 _ALL, _NOBODY = (0, 100), (0, 0)
@@ -174,17 +175,18 @@ def _world(policy: Any, keep: bool, columns: int) -> Any:
     return compiled.World(string, side, stop, least, env.num_moves, asked, keep, back, sum(policy.sizes[:2]), columns <= compiled.FEW)
 
 
-def _chance(env: Any, seeds: int, batch: int, explore: Any, temper: Any) -> Any:
-    compiled = loops()
-    steps, moves, none = env.horizon, env.num_moves, np.empty((0, 0), dtype=np.float32)
-    noise = torch.rand(steps, seeds, batch, moves).numpy()
-    in_parts(lambda s, e: _log_exponential(noise[:, s:e]), seeds, 1 + noise.size // WORTH_A_THREAD)
-    coins = none[None] if explore is None else torch.rand(steps, seeds, batch).numpy()
+def _chance(env: Any, room: Room, explore: Any, temper: Any) -> Any:
+    noise = torch.rand(env.horizon, *room.shape, env.num_moves).numpy()
+    in_parts(lambda s, e: _log_exponential(noise[:, s:e]), room.shape[0], 1 + noise.size // WORTH_A_THREAD)
+    coins = _NONE[None] if explore is None else torch.rand(env.horizon, *room.shape).numpy()
     chance = np.float32(0 if explore is None else float(explore))
-    tempers = np.ones((seeds, batch), dtype=np.float32)
+    tempers = room.even
     if temper is not None:
-        tempers[:] = np.broadcast_to(np.asarray(temper, dtype=np.float32), (seeds, batch, 1))[..., 0]
-    return compiled.Chance(noise, coins, chance, tempers, none, np.float32(0))
+        tempers = np.array(np.broadcast_to(np.asarray(temper, dtype=np.float32), (*room.shape, 1))[..., 0], order="C")
+    return loops().Chance(noise, coins, chance, tempers, _NONE, np.float32(0))
+
+
+_NONE = np.empty((0, 0), dtype=np.float32)
 
 
 def _log_exponential(x: np.ndarray) -> None:
@@ -217,6 +219,6 @@ def _way(env: Any, seeds: int, batch: int) -> Any:
     shape, idle = (env.horizon, seeds, batch), env.stop or 0
     states = np.empty((env.horizon + 1, seeds, batch, env.state_dim), dtype=np.int64)
     states[0] = env.pad if isinstance(env, Strings) else 0
-    row, final = np.full((env.horizon + 1, seeds, batch), -1), np.zeros((seeds, batch), dtype=np.int64)
+    row, (actions, moves) = np.full((env.horizon + 1, seeds, batch), -1), np.full((2, *shape), idle)
     row[0] = 0
-    return loops().Way(states, np.full(shape, idle), np.full(shape, idle), np.zeros(shape, dtype=bool), row, final)
+    return loops().Way(states, actions, moves, np.zeros(shape, dtype=bool), row, np.zeros((seeds, batch), dtype=np.int64))

@@ -127,7 +127,7 @@ class FlatParameters:
             return self.norms
         rate, share = self._pace(step)
         if self._compiled is not None:
-            self._compiled.update(rate, share, self.clip)
+            self._compiled.update(rate, share, float(self.clip))
             return self.norms
         self._clip(grad)
         self._adam(rate)
@@ -193,31 +193,34 @@ class FlatParameters:
 
 
 class _Compiled:
-    """Clipping, Adam and the average of a block on the CPU, in two passes. A sum of squares is one of pieces, which no number of threads changes."""
+    """Clipping, Adam and the average of a block on the CPU. A sum of squares is one of pieces, which no number of threads changes."""
 
     PIECE = 1 << 11  # numbers, which stay in the first cache
     PART = 1 << 18  # and so many are worth a thread
 
     def __init__(self, flat: FlatParameters):
-        pieces = [(at, min(at + self.PIECE, end), s) for begin, end, s in flat.seed_spans() for at in range(begin, end, self.PIECE)]
-        self.spans = np.array(pieces, dtype=np.int64)
-        self.squares, self.parts = np.empty(len(pieces), dtype=np.float32), 1 + len(flat.values) // self.PART
+        spans = sorted(flat.seed_spans(), key=lambda span: span[2])
+        pieces = np.array([(at, min(at + self.PIECE, end), s) for begin, end, s in spans for at in range(begin, end, self.PIECE)])
+        self.seeds, self.pieces = flat.num_seeds, pieces[:, :2].copy()
+        self.first = np.searchsorted(pieces[:, 2], np.arange(self.seeds + 1))  # where each seed's begin
+        self.found, self.parts = np.empty(len(pieces), dtype=np.float32), 1 + len(flat.values) // self.PART
         values, grad = flat.values.detach(), flat.values.grad
         assert grad is not None
-        self.grad, self.state = grad.numpy(), (grad.numpy(), values.numpy(), *flat.moments.numpy(), flat.average.numpy())
+        self.state = (grad.numpy(), values.numpy(), *flat.moments.numpy(), flat.average.numpy())
         self.norms, self.steps = flat.norms.numpy(), flat.adam_steps.numpy()
 
     def update(self, rate: float, share: float, clip: float) -> None:
-        compiled, many = loops(), len(self.spans)
+        compiled, grad = loops(), self.state[0]
         self.steps += 1
         done = float(self.steps[0])
-        in_parts(lambda begin, end: compiled.squares(begin, end, self.spans, self.grad, self.squares), many, self.parts)
-        self.norms[:] = np.sqrt(np.bincount(self.spans[:, 2], self.squares, len(self.norms)))
-        scales = np.array(
-            [1.0 if norm <= clip else clip / norm for norm in self.norms.tolist()], dtype=np.float32
-        )  # NaN is not below either
         pace = np.array([rate / (1 - 0.9**done), (1 - 0.999**done) ** 0.5, share], dtype=np.float32)
-        in_parts(lambda begin, end: compiled.update(begin, end, self.spans, scales, *self.state, pace), many, self.parts)
+        given = self.first, self.pieces, self.found, self.norms, clip, *self.state, pace
+        parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 else 1
+        if parts == 1:
+            in_parts(lambda s, e: compiled.update(s, e, 0, 1, *given), self.seeds, self.parts)
+            return
+        in_parts(lambda begin, end: compiled.squares(begin, end, self.pieces, grad, self.found), len(self.pieces), parts)
+        in_parts(lambda part, _: compiled.update(0, 1, part, parts, *given), parts)
 
 
 def fused_kernel(device: torch.device, follow: bool) -> Any:

@@ -76,6 +76,7 @@ class Trainer:
         self.steps_done = 0  # the same on the host
         self.oracle_calls = torch.zeros((), dtype=torch.long, device=device)
         self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
+        self._none = nothing((policy.num_seeds,), device)
         self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
         self.capture = capture
         made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
@@ -148,7 +149,7 @@ class Trainer:
             log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
         found = self._balance_by_trace(traj, log_reward, note)
         if not note:
-            return self.raw_stats[0], []  # which nobody reads
+            return self._none, []  # which nobody reads
         assert found.entropy is not None
         assert found.log_flow is not None
         return found.loss.mean(1), _figures(traj, found.log_flow, log_reward, found.entropy.sum(1))
@@ -259,8 +260,7 @@ class Trainer:
         """Only from what really happened; from this batch, or from a buffer of earlier ones. Loss and gradient norm, each [S]."""
         self.dynamics.observe(fresh)
         if self.dynamics_flat is None:  # nothing to learn by gradient: the loss is for whoever reads it
-            none = nothing(self.raw_stats[0].shape, self.raw_stats.device)
-            return self.dynamics.loss(fresh) if note else none, none
+            return self.dynamics.loss(fresh) if note else self._none, self._none
         if self.dynamics_buffer is None:
             return self._dynamics_step(fresh)
         self.dynamics_buffer.add(fresh)

@@ -307,7 +307,7 @@ def two_threads():
 @pytest.mark.parametrize("net", [MLP(32, 2), MLP(17, 3), Lookup(16, 2, 8)], ids=str)
 @pytest.mark.parametrize("world", ["grid", "variable", "any length"])
 def test_threads_that_share_one_seeds_rows_walk_and_learn_the_same(world, net, monkeypatch, assert_gradient_of_autograd, two_threads):
-    env, found = WORLDS[world](), []
+    env, found, learned = WORLDS[world](), [], []
     task, policy = Task(env, Slip(0.3), score, Linear()), policy_of(env, net, 1)
     for least in (1, 1 << 62):
         monkeypatch.setattr(cpu_walk, "WORTH_PARTS", least)
@@ -316,8 +316,12 @@ def test_threads_that_share_one_seeds_rows_walk_and_learn_the_same(world, net, m
         found.append(rollout(task, policy, 33, explore=0.1))
         trainer = trainer_of(WORLDS[world](), net, noise="known", batch=33)
         assert_gradient_of_autograd(trainer, 2e-6)
+        torch.manual_seed(2)
+        trainer.train(5)
+        learned.append(trainer.policy_flat.values.detach().clone())
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+    assert torch.equal(*learned)
 
 
 @pytest.mark.parametrize("world", ["grid", "variable", "any length"])
