@@ -147,9 +147,9 @@ def learns(found: Found) -> str:
 
 
 def seeds(found: Found) -> str:
-    one = {(r["task"], r["batch"]): r["stochflow"].get("ms") for r in found["speed"]}
+    one = {(r["task"], r["batch"]): r["stochflow"].get("ms") for r in (*found["speed"], *(r for r in found["seeds"] if r["seeds"] == 1))}
     rows = []
-    for r in answered(found["seeds"]):
+    for r in answered([r for r in found["seeds"] if r["seeds"] > 1]):
         single, many = one.get((r["task"], r["batch"])), r["stochflow"].get("ms")
         times = f"{many / single:.2f}" if single and many else "–"
         rows.append(
@@ -264,7 +264,8 @@ def floor(found: Found) -> str:
     rows = []
     for r in found["rows"]:
         own = one[r["task"]]["stochflow"]["ms"]
-        hoped, ours = (one[r["task"]]["gfnx"]["ms"] / 3, own) if r["seeds"] == 1 else (3 * own, many[r["task"], r["seeds"]])
+        alone = many.get((r["task"], 1), own)
+        hoped, ours = (one[r["task"]]["gfnx"]["ms"] / 3, own) if r["seeds"] == 1 else (3 * alone, many[r["task"], r["seeds"]])
         least = r["products_ms"] + r["update_ms"]
         figures = [number(x) for x in (r["products_ms"], r["update_ms"], least, ours, hoped)]
         rows.append([r["title"], str(r["seeds"]), f"{r['states']:,}", *figures])

@@ -31,6 +31,7 @@ from work import ALONE, NET, TASKS, WINDOWS
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LIBRARIES = ("stochflow", "torchgfn", "gfnx")
+LEARNED = 1500  # iterations after which the seeds of a grid walk alike, at batch 16
 # exact TV to reach, by task; batch 16 is what the peers' own examples use on grids
 GOALS = ({"task": "grid2", "batch": 16, "tv": 0.05}, {"task": "tfbind8", "batch": 512, "tv": 0.2})
 
@@ -129,7 +130,7 @@ def questions(given: argparse.Namespace) -> list[tuple[str, dict[str, Any], tupl
         asked += [("speed", {"task": t, "batch": batch}, who) for t in given.tasks]
         more = asked if at == 0 else beside
         if given.seeds and "stochflow" in given.libraries:
-            more += [("seeds", {"task": t, "batch": batch, "seeds": s}, ("stochflow",)) for t in given.tasks for s in given.seeds]
+            more += [("seeds", {"task": t, "batch": batch, "seeds": s}, ("stochflow",)) for t in given.tasks for s in (1, *given.seeds)]
         if "tfbind8" in given.tasks and "stochflow" in given.libraries:  # noise with a learned model of it: the peers have no such thing
             more.append(("noise", {"task": "tfbind8", "batch": batch, "stick": 0.25}, ("stochflow",)))
         if at == 0 and given.most > 0:
@@ -165,7 +166,14 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "hardware": hardware(given.device) + ("" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"),
         "versions": {name: library.versions for name, library in made.items()},
         "import_s": {name: library.import_s for name, library in made.items()},
-        "settings": {**NET, "lr": 1e-3, "windows": WINDOWS, "budget_s": given.budget, "window": given.window, "stochflow": dict(given.settings)},
+        "settings": {
+            **NET,
+            "lr": 1e-3,
+            "windows": WINDOWS,
+            "budget_s": given.budget,
+            "window": given.window,
+            "stochflow": dict(given.settings),
+        },
         "speed": [],
         "noise": [],
         "seeds": [],
@@ -230,9 +238,12 @@ def chunk(given: argparse.Namespace, question: dict[str, Any]) -> int:
 
 
 def warm(given: argparse.Namespace, question: dict[str, Any]) -> int:
-    """Iterations before the clock starts: as many as the slowest of the three can be asked for."""
+    """Iterations before the clock starts: as many as the slowest of the three can be asked for. Seeds learn to walk at different times, so that one and
+    many of them are timed when all have."""
     if given.warm is not None:
         return int(given.warm)
+    if "seeds" in question and question["task"].startswith("grid") and question["batch"] <= 16:
+        return LEARNED
     return 300 if given.device == "cpu" and question["batch"] <= 16 else 20
 
 
@@ -256,7 +267,9 @@ def main() -> None:
     a.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=LIBRARIES)
     a.add_argument("--budget", type=float, default=2.0, help="seconds of measuring a figure")
     a.add_argument("--warm", type=int, help="iterations before the clock starts (default 300 at batch 16 on the CPU, else 20)")
-    a.add_argument("--window", type=int, help="on grids, the most iterations a window: all libraries are then timed over the same stretch of learning")
+    a.add_argument(
+        "--window", type=int, help="on grids, the most iterations a window: all libraries are then timed over the same stretch of learning"
+    )
     a.add_argument("--most", type=float, default=30.0, help="seconds of training after which a TV counts as not reached; 0: not asked")
     a.add_argument("--tv-seeds", type=int, default=3, help="runs of which the median time to a TV is taken")
     a.add_argument("--limit", type=int, default=120, help="seconds after which one configuration is given up")

@@ -532,8 +532,8 @@ def squares(begin, end, pieces, grad, out):
 @_loop
 def update(s, e, part, parts, first, pieces, found, norms, clip, grad, values, means, roots, average, pace):
     """Adam's step of the seeds s to e, of a gradient scaled to a norm of at most `clip`, and the average. One of so many parts of a seed's pieces, which
-    begin at first[seed]; where there is one part alone, it also sums the squares. `pace` = the rate over the first moment's correction, the root of the
-    second's, and the average's share."""
+    begin at first[seed]; where there is one part alone, it also sums the squares. `pace` = the rate over the first moment's correction, one over the
+    root of the second's, and the average's share."""
     rate, root, share = pace[0], pace[1], pace[2]
     old, older = np.float32(0.9), np.float32(0.999)
     new, newer, tiny = np.float32(1 - 0.9), np.float32(1 - 0.999), np.float32(1e-8)
@@ -554,7 +554,7 @@ def update(s, e, part, parts, first, pieces, found, norms, clip, grad, values, m
                 m[k] = old * m[k] + new * slope
                 r[k] = older * r[k] + newer * slope * slope
             for k in range(b - a):  # a loop over more arrays would not be vectorised
-                value = v[k] - rate * m[k] / (np.sqrt(r[k]) / root + tiny)
+                value = v[k] - rate * m[k] / (np.sqrt(r[k]) * root + tiny)
                 w[k] += share * (value - w[k])
                 v[k] = value
 

@@ -213,7 +213,7 @@ class _Compiled:
         compiled, grad = loops(), self.state[0]
         self.steps += 1
         done = float(self.steps[0])
-        pace = np.array([rate / (1 - 0.9**done), (1 - 0.999**done) ** 0.5, share], dtype=np.float32)
+        pace = np.array([rate / (1 - 0.9**done), (1 - 0.999**done) ** -0.5, share], dtype=np.float32)
         given = self.first, self.pieces, self.found, self.norms, clip, *self.state, pace
         parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 else 1
         if parts == 1:

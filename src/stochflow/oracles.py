@@ -66,11 +66,6 @@ class Table:
             self.calls += state[..., 0].numel()
         return self._table(state.device)[self.env.index(state)]
 
-    def at(self, number: Tensor) -> Tensor:
-        """The scores of states by their numbers, for whoever knows them already."""
-        self.calls += number.numel()
-        return self._table(number.device).take(number)
-
     def _table(self, device: torch.device) -> Tensor:
         if device not in self._moved:
             self._moved[device] = self.scores.to(device, torch.float32)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stochflow import balance_kernel, cpu_balance, cpu_noise, noise_kernel
+from stochflow import balance_kernel, cpu_balance, cpu_noise, noise_kernel, worth
 from stochflow.buffer import Buffer
 from stochflow.capture import WARM_UP, Captured, aside
 from stochflow.cpu_compiled import one_thread
@@ -20,7 +20,6 @@ from stochflow.evaluate import evaluate
 from stochflow.flat import FlatParameters
 from stochflow.objectives import Objective
 from stochflow.ops import nothing
-from stochflow.oracles import Table
 from stochflow.sources import OnPolicy, Source
 from stochflow.types import Judged, Task, Trajectories, World
 
@@ -87,6 +86,8 @@ class Trainer:
         if own and self._balance is not None and (source.steps is None or device.type == "cuda"):
             # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
+        self._worth = worth.of_all(task, device) if own and source.traces else None
+        self._paid: list[Any] = [None, None]  # the last scores, and their log-rewards
         self._alone: Callable[[], AbstractContextManager[None]] = nullcontext
         if device.type == "cpu" and own and source.traces:
             for flat in (self.policy_flat, self.dynamics_flat):
@@ -106,11 +107,12 @@ class Trainer:
         """The oracle's word on what was built."""
         if self.source.scored:
             return traj
-        oracle: Any = self.task.oracle
-        numbers = getattr(self.source.trace_of(traj), "finals", None)
-        own = type(oracle) is Table and oracle.env is self.task.env  # whoever wraps or changes it is asked himself
-        found = oracle(traj.states[-1]) if numbers is None or not own else oracle.at(numbers)
-        score = found.to(traj.score)
+        trace = self.source.trace_of(traj)
+        if self._worth is not None and trace is not None:
+            score, log_reward = self._worth.index_select(1, trace.finals.view(-1)).view(2, *trace.finals.shape)
+            self._paid[:] = score, log_reward
+        else:
+            score = self.task.oracle(traj.states[-1]).to(traj.score)
         self.oracle_calls += score.numel()
         return traj._replace(score=score)
 
@@ -145,14 +147,20 @@ class Trainer:
     @torch.no_grad()
     def _judge_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
         """The same from what the rollout kept, with the gradient already taken."""
-        with self._alone():
-            log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
+        log_reward = self._log_reward(traj)
         found = self._balance_by_trace(traj, log_reward, note)
         if not note:
             return self._none, []  # which nobody reads
         assert found.entropy is not None
         assert found.log_flow is not None
         return found.loss.mean(1), _figures(traj, found.log_flow, log_reward, found.entropy.sum(1))
+
+    def _log_reward(self, traj: Trajectories) -> Tensor:
+        """[S, B]; where it was looked up beside the score, that."""
+        if traj.score is self._paid[0]:
+            return self._paid[1]
+        with self._alone():
+            return self.task.reward(traj.score, traj.states[-1], self.step).float()
 
     def _balance_by_trace(self, traj: Trajectories, log_reward: Tensor, note: bool) -> Judged:
         """The gradient into the flat block, and what was found on the way."""
@@ -192,8 +200,7 @@ class Trainer:
                 terms = evaluate(self.task, self.policy, self.dynamics, traj, self.step, frozenset({"log_move", "log_pb"}))
                 said = terms.log_reward - (terms.log_move - terms.log_pb).sum(0)
             else:
-                log_reward = self.task.reward(traj.score, traj.states[-1], self.step).float()
-                said = self._balance_by_trace(traj, log_reward, False).estimate
+                said = self._balance_by_trace(traj, self._log_reward(traj), False).estimate
             self.policy.start_log_z(said.mean(1))
         self.learn(traj)
 

@@ -11,12 +11,14 @@ from stochflow.channels import Exact, Slip
 from stochflow.config import configure
 from stochflow.dynamics import Known, Neural, Tabular
 from stochflow.envs import Grid, Strings
+from stochflow.envs.grid import Corners
 from stochflow.experiment import Experiment
 from stochflow.flat import FlatParameters
 from stochflow.nets import MLP, Lookup
 from stochflow.objectives import JOINT, DetailedBalance, SubTrajectoryBalance, TrajectoryBalance
+from stochflow.oracles import Table
 from stochflow.policy import Policy
-from stochflow.rewards import Linear
+from stochflow.rewards import Linear, Power
 from stochflow.rollout import rollout
 from stochflow.sources import OnPolicy
 from stochflow.trainer import Trainer
@@ -50,6 +52,18 @@ def make(env, net, seeds: int, batch: int, learned_backward: bool = True, object
         for p in (*policy.parameters(), *dynamics.parameters()):
             p.add_(0.1 * torch.randn_like(p))
     return Trainer(task, policy, dynamics, objective, OnPolicy(task, policy, batch, explore=0.1))
+
+
+@pytest.mark.parametrize("env", [Grid(2, 8), Grid(4, 5), Strings("ACGT", 4), Strings("AB", 5, 1)], ids=str)
+def test_what_is_looked_up_is_what_the_oracle_says(env):
+    oracle = Corners(env.side, 0.01) if isinstance(env, Grid) else Table(env, torch.rand(env.count()) + 0.1)
+    task, policy = Task(env, Exact(), oracle, Power(2.0, 1e-3)), Policy(env, MLP(64, 2), seeds=range(2)).to("cuda")
+    trainer = Trainer(task, policy, Known(env, task.channel).to("cuda"), TrajectoryBalance(), OnPolicy(task, policy, 33, explore=0.3))
+    traj = trainer.score(trainer.act())
+    assert trainer.source.trace_of(traj) is not None
+    said = oracle(traj.states[-1])
+    assert torch.equal(traj.score, said)
+    assert torch.allclose(trainer._log_reward(traj), task.reward(said, traj.states[-1], None))
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -400,10 +400,3 @@ def test_a_command_that_hangs_is_ended_with_what_it_started():
         Patient(Host(command, DNA2), timeout=0.2, retries=0)(DNA2.encode(["GC"]))
     assert command._running.wait(timeout=10) == -9
     assert time.monotonic() - begun < 10
-
-
-def test_a_table_knows_scores_by_number_too():
-    oracle = Table(DNA2, range(16))
-    states = DNA2.all_states()
-    assert torch.equal(oracle.at(DNA2.index(states)).nan_to_num(-1), oracle(states).nan_to_num(-1))
-    assert oracle.calls == 2 * len(states)

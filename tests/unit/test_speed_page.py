@@ -263,6 +263,10 @@ def test_tables_say_what_was_found_and_what_was_not(load):
         "a machine; stochflow 1, torch 2; gfnx 3; TB, 256 x 2 MLP, Adam 0.001, float32; median of 5 windows; 2026-01-02, commit abc" in page
     )
     assert "| grid 2-D, side 8 | 16 | 8 | 0.500 | 0.600 | 1.20 |" in tables.seeds(FOUND)
+    alone = {"task": "grid2", "batch": 16, "seeds": 1, "stochflow": row(0.4)}  # over the same stretch of learning
+    assert tables.seeds(FOUND | {"seeds": [alone, *FOUND["seeds"]]}).splitlines()[2:] == [
+        "| grid 2-D, side 8 | 16 | 8 | 0.400 | 0.600 | 1.50 |"
+    ]
     assert "| grid 2-D, side 8 | 16 | 0.05 | 1.25 (400; 3 of 3) | – | not in 9 (1 of 3) |" in tables.arrival(FOUND)
     assert "| grid 2-D, side 8 | 16 | 1,000, 50, 7.5, 4 → 0.5 | – |" in tables.learns(FOUND)
     assert "| grid 2-D, side 8 | 16 | 2.00 | – | 2.00 |" in tables.memory(FOUND)

@@ -1,0 +1,70 @@
+"""What final states are worth, looked up by number: the oracle's own word, wherever it is looked up at all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stochflow import worth
+from stochflow.channels import Exact
+from stochflow.dynamics import Known
+from stochflow.envs import Grid, Strings
+from stochflow.envs.grid import Corners
+from stochflow.nets import MLP
+from stochflow.objectives import TrajectoryBalance
+from stochflow.oracles import Table
+from stochflow.policy import Policy
+from stochflow.rewards import Linear, Power
+from stochflow.sources import OnPolicy
+from stochflow.trainer import Trainer
+from stochflow.types import Task
+
+CPU = torch.device("cpu")
+
+
+def table(env, last: int | None = None) -> Table:
+    return Table(env, torch.rand(env.count() if last is None else last) + 0.1)
+
+
+def task(world: str, reward) -> Task:
+    env = {"grid": Grid(2, 8), "cube": Grid(4, 5), "strings": Strings("ACGT", 4), "variable": Strings("AB", 5, 1)}[world]
+    oracle = Corners(env.side, 0.01) if isinstance(env, Grid) else table(env, 4**4 if world == "strings" else None)
+    return Task(env, Exact(), oracle, reward)
+
+
+@pytest.mark.parametrize("reward", [Power(2.0, 1e-3), Linear(0.5)], ids=str)
+@pytest.mark.parametrize("world", ["grid", "cube", "strings", "variable"])
+def test_a_trainer_looks_up_what_the_oracle_says(world, reward):
+    given = task(world, reward)
+    policy = Policy(given.env, MLP(16, 2), seeds=range(2))
+    trainer = Trainer(given, policy, Known(given.env, given.channel), TrajectoryBalance(), OnPolicy(given, policy, 33, explore=0.3))
+    traj = trainer.score(trainer.act())
+    assert trainer.source.trace_of(traj) is not None
+    last = traj.states[-1]
+    said = given.oracle(last)
+    assert torch.equal(traj.score, said)
+    assert torch.allclose(trainer._log_reward(traj), reward(said, last))
+    assert trainer.oracle_calls == 66
+
+
+def test_what_may_change_or_is_asked_elsewhere_is_not_looked_up():
+    grid, strings = Grid(2, 8), Strings("ACGT", 4)
+
+    class Own(Corners):
+        pass
+
+    for env, oracle, reward in [
+        (grid, Corners(8), Power(2.0, 1e-3, ramp=100.0)),  # which grows with the steps
+        (grid, Own(8), Linear()),
+        (grid, Corners(9), Linear()),
+        (grid, Corners(8), lambda score, state, step: score),
+        (strings, table(Strings("ACGT", 4)), Linear()),  # of another environment
+        (strings, lambda state: state.float().sum(-1), Linear()),
+    ]:
+        assert worth.of_all(Task(env, Exact(), oracle, reward), CPU) is None
+
+
+def test_spaces_that_are_too_large_to_list_are_not(monkeypatch):
+    assert worth.of_all(task("grid", Linear()), CPU).shape == (2, 64)
+    monkeypatch.setattr(worth, "MOST", 63)
+    assert worth.of_all(task("grid", Linear()), CPU) is None
