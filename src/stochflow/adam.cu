@@ -118,9 +118,10 @@ __device__ __forceinline__ void take(const Parameters& p, const Pace& pace, int 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) update(
-    float* values, float* mean, float* square, float* average, float* follower, float* norms,  // changed in place; norms [S] are written
-    const float* gradient, const float* parts, const float* paces, const int* updated, int num_parts, double clip,
+    float* values, float* mean, float* square, float* average, float* follower, float* norms, double* step,  // changed in place; norms [S] are written
+    const float* gradient, const float* parts, const float* paces, const int* updated, int num_parts, int ends, double clip,
     double follow, double beta1, double beta2, double eps) {
+    if (ends && blockIdx.x == 0 && threadIdx.x == 0) *step += 1;  // of which `squares` has made the paces
     const int first = updated[3 * blockIdx.x], last = updated[3 * blockIdx.x + 1], seed = updated[3 * blockIdx.x + 2];
     const Pace pace = {paces[0], paces[1], paces[2], (float)follow, (float)(1 - beta1), (float)beta2, (float)(1 - beta2), (float)eps};
     const Parameters parameters = {values, mean, square, average, follower, gradient};

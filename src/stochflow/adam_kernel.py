@@ -55,6 +55,7 @@ def update(
     count: Tensor,
     where: Spans,
     step: Tensor,
+    ends: bool,
     *,
     clip: float,
     lr: float,
@@ -67,7 +68,8 @@ def update(
     eps: float = 1e-8,
 ) -> None:
     """One step of everything, in place but for the gradient: each seed's gradient is scaled to a norm of at most `clip`, Adam's rate is lr / (1 + step / tau)^decay,
-    the average takes 1 / (1 + step / recent) of the new values, the follower `follow` of them. `norms` [S] are those before clipping."""
+    the average takes 1 / (1 + step / recent) of the new values, the follower `follow` of them. `norms` [S] are those before clipping. Where this `ends` a
+    step, it is counted."""
     found = kernels(values.device, follower is not None)
     assert found is not None
     many = len(where.summed)
@@ -78,5 +80,5 @@ def update(
     state = [values, moments[0], moments[1], average, values if follower is None else follower, norms]
     found[1](
         (len(where.updated), 1, 1), block,
-        [*state, gradient, parts, paces, where.updated, many // len(norms), clip, follow, beta1, beta2, eps], 0,
+        [*state, step, gradient, parts, paces, where.updated, many // len(norms), int(ends), clip, follow, beta1, beta2, eps], 0,
     )  # fmt: skip

@@ -73,16 +73,17 @@ def gradient(
     objective: Objective,
     traj: Trajectories,
     trace: Trace,
-    log_reward: Tensor,
+    log_rewards: Tensor,
     log_k: Tensor | None,
     flat: Any,
     note: bool,
 ) -> Judged:
     """The gradient of each seed's loss into the policy's `flat` parameters, and what was found on the way (but for log Z, that costs nothing
-    here and is given whether or not it is to be noted). `log_k` [T, S, B, M] = log P(the realised move | each action); None where what is meant happens."""
+    here and is given whether or not it is to be noted). `log_rewards` [S, B], or [N] of all states by number. `log_k` [T, S, B, M] = log P(the realised
+    move | each action); None where what is meant happens."""
     with torch.cuda.device(policy.device):
         env: Any = task.env
-        sums, hiddens, outs, numbers, entries, early, _, head = trace
+        sums, hiddens, outs, numbers, entries, early, finals, head = trace
         (_, seeds, batch), (_, rows, hidden) = traj.alive.shape, sums.shape
         _, two = inner_mlp(policy.trunk).layers
         table_rows, width = _table(policy)
@@ -101,7 +102,7 @@ def gradient(
             (threads, 1, 1),
             [
                 slopes, losses, estimates, entropies, to_log_z, reached, met, counts, outs, numbers, traj.states, traj.moves, traj.alive,
-                outs if log_k is None else log_k.float().contiguous(), taken, log_reward.contiguous(), policy.log_z_unit, policy.LOG_Z_SCALE, seeds, batch, rows, shared,
+                outs if log_k is None else log_k.float().contiguous(), taken, log_rewards.contiguous(), finals, policy.log_z_unit, policy.LOG_Z_SCALE, int(log_rewards.dim() == 1), seeds, batch, rows, shared,
             ],
             0,
         )  # fmt: skip

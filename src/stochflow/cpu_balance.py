@@ -48,18 +48,19 @@ def gradient(
     objective: Objective,
     traj: Trajectories,
     trace: Trace,
-    log_reward: Tensor,
+    log_rewards: Tensor,
     log_k: Tensor | None,
     flat: Any,
     note: bool,
 ) -> Judged:
     """The gradient of each seed's loss into the policy's `flat` parameters, and what was found on the way.
 
-    `log_k` [T, S, B, M] = log P(the realised move | each action); None: what is meant happens.
+    `log_rewards` [S, B], or [N] of all states by number; `log_k` [T, S, B, M] = log P(the realised move | each action); None: what is meant happens.
     """
     room, way, _ = trace
     world, net, rows, compiled = room.world, room.net, room.rows, loops()
-    paid, arrivals = _as(log_reward, way.final.shape), _NO_NOISE if log_k is None else _as(log_k, (*way.moves.shape, world.moves))
+    paid = _as(log_rewards, way.final.shape) if log_rewards.dim() > 1 else log_rewards.numpy().take(way.final)
+    arrivals = _NO_NOISE if log_k is None else _as(log_k, (*way.moves.shape, world.moves))
     seeds, detailed, count = len(paid), isinstance(objective, DetailedBalance), rows.begin[:, world.asked].copy()
     if room.kept is None or room.kept.flat is not flat:
         room.kept = _Memory(room, way, flat)

@@ -112,8 +112,9 @@ class FlatParameters:
         torch.cat(pieces, out=self.values.grad)
 
     @torch.no_grad()
-    def update(self, step: Tensor) -> Tensor:
-        """Scale each seed's gradient to a norm of at most `clip`, one Adam step, then the average; `step` = iterations before this one.
+    def update(self, step: Tensor, ends: bool = False) -> Tensor:
+        """Scale each seed's gradient to a norm of at most `clip`, one Adam step, then the average; `step` = iterations before this one, to which it is
+        added where this update `ends` it (a GPU would need another kernel).
 
         The norms before clipping [S], in memory that the next update overwrites.
         """
@@ -123,17 +124,19 @@ class FlatParameters:
             pace = {"lr": self.lr, "tau": self.TAU, "decay": self.decay, "recent": self.RECENT, "follow": self.FOLLOW, "clip": self.clip}
             state = (self.values, grad, self.moments, self.average, self.follower, self.norms, self.adam_steps, self.spans)
             with torch.cuda.device(grad.device):
-                self.kernel.update(*state, step, **pace)
+                self.kernel.update(*state, step, ends, **pace)
             return self.norms
         rate, share = self._pace(step)
         if self._compiled is not None:
             self._compiled.update(rate, share, float(self.clip))
-            return self.norms
-        self._clip(grad)
-        self._adam(rate)
-        self.average.lerp_(self.values, share)
-        if self.follower is not None:
-            self.follower.lerp_(self.values, self.FOLLOW)
+        else:
+            self._clip(grad)
+            self._adam(rate)
+            self.average.lerp_(self.values, share)
+            if self.follower is not None:
+                self.follower.lerp_(self.values, self.FOLLOW)
+        if ends:
+            step += 1
         return self.norms
 
     def _pace(self, step: Tensor) -> Any:

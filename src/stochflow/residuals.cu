@@ -68,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) residuals(
     const float* outs, const int* numbers, const i64* states, const i64* moves, const signed char* alives,
     const float* log_ks,  // [T, S, B, M] with NOISY: log P(the realised move | each action)
     const i64* taken,     // [S] decisions, with DETAILED where not all go on to the end
-    const float* log_rewards, const float* log_z_unit, double z_scale, int seeds, int batch, int rows, int early_states) {
+    const float* log_rewards, const i64* finals,  // [S, B]; `by_number`: of all states, of which finals [S, B] are looked up
+    const float* log_z_unit, double z_scale, int by_number, int seeds, int batch, int rows, int early_states) {
     __shared__ float next_flow[TOGETHER * (N + 1)], next_back[TOGETHER * (N + 1)], pulls[TOGETHER * (N + 1)];
     const int s = blockIdx.y, tid = threadIdx.x, segment = tid / LANES, b = blockIdx.x * TOGETHER + segment;
     const int begin = tid % LANES / GROUP;
@@ -169,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) residuals(
         }
     };
 
-    const float log_z = (float)z_scale * log_z_unit[s], log_reward = there ? log_rewards[s * batch + b] : 0.f;
+    const float log_z = (float)z_scale * log_z_unit[s], log_reward = there ? log_rewards[by_number ? finals[s * batch + b] : s * batch + b] : 0.f;
 
     // all states, for what the trajectory says as a whole
     State x;

@@ -73,7 +73,8 @@ class Trainer:
             )
         self.step = torch.zeros((), dtype=torch.float64, device=device)  # what schedules read
         self.steps_done = 0  # the same on the host
-        self.oracle_calls = torch.zeros((), dtype=torch.long, device=device)
+        self._scores, self._scored = 0, 0  # of a batch, which is known on the host, and of all of them
+        self._asked = torch.zeros((), dtype=torch.long, device=device)  # beyond those, by an objective
         self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
         self._none = nothing((policy.num_seeds,), device)
         self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
@@ -87,7 +88,6 @@ class Trainer:
             # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
         self._worth = worth.of_all(task, device) if own and source.traces else None
-        self._paid: list[Any] = [None, None]  # the last scores, and their log-rewards
         self._alone: Callable[[], AbstractContextManager[None]] = nullcontext
         if device.type == "cpu" and own and source.traces:
             for flat in (self.policy_flat, self.dynamics_flat):
@@ -103,18 +103,15 @@ class Trainer:
     def act(self) -> Trajectories:
         return self.source.act(self.step)
 
-    def score(self, traj: Trajectories) -> Trajectories:
-        """The oracle's word on what was built."""
+    def score(self, traj: Trajectories, note: bool = True) -> Trajectories:
+        """The oracle's word on what was built. Where it is known beforehand, whoever learns looks up log-rewards, and scores are there only to be noted."""
         if self.source.scored:
             return traj
+        self._scores = traj.score.numel()
         trace = self.source.trace_of(traj)
-        if self._worth is not None and trace is not None:
-            score, log_reward = self._worth.index_select(1, trace.finals.view(-1)).view(2, *trace.finals.shape)
-            self._paid[:] = score, log_reward
-        else:
-            score = self.task.oracle(traj.states[-1]).to(traj.score)
-        self.oracle_calls += score.numel()
-        return traj._replace(score=score)
+        if self._worth is None or trace is None:
+            return traj._replace(score=self.task.oracle(traj.states[-1]).to(traj.score))
+        return traj._replace(score=self._worth[0][trace.finals]) if note or self.dynamics_buffer is not None else traj
 
     def learn(self, traj: Trajectories, note: bool = True) -> None:
         """One step of policy and dynamics; `note`: also write down the figures of this iteration."""
@@ -124,11 +121,10 @@ class Trainer:
             self.policy_flat.differentiate(loss)
         else:
             loss, figures = self._judge_by_trace(traj, note)
-        norm = self.policy_flat.update(self.step)
+        norm = self.policy_flat.update(self.step, ends=self.dynamics_flat is None)
         dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
         if note:
             self._note([loss.detach(), dynamics_loss, norm, dynamics_norm], figures)
-        self.step += 1
 
     def judge(self, batch: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
         """The loss of a batch [S] and, where asked, its figures in the order of STATS from the fifth on; a pure function of weights and batch."""
@@ -147,25 +143,27 @@ class Trainer:
     @torch.no_grad()
     def _judge_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
         """The same from what the rollout kept, with the gradient already taken."""
-        log_reward = self._log_reward(traj)
-        found = self._balance_by_trace(traj, log_reward, note)
+        log_rewards = self._log_rewards(traj)
+        found = self._balance_by_trace(traj, log_rewards, note)
         if not note:
             return self._none, []  # which nobody reads
         assert found.entropy is not None
         assert found.log_flow is not None
-        return found.loss.mean(1), _figures(traj, found.log_flow, log_reward, found.entropy.sum(1))
+        if self._worth is not None:
+            log_rewards = log_rewards[self.source.trace_of(traj).finals]
+        return found.loss.mean(1), _figures(traj, found.log_flow, log_rewards, found.entropy.sum(1))
 
-    def _log_reward(self, traj: Trajectories) -> Tensor:
-        """[S, B]; where it was looked up beside the score, that."""
-        if traj.score is self._paid[0]:
-            return self._paid[1]
+    def _log_rewards(self, traj: Trajectories) -> Tensor:
+        """[S, B] of what a rollout with a trace has built; [N] of all states, to be looked up by number, where they are known."""
+        if self._worth is not None:
+            return self._worth[1]
         with self._alone():
             return self.task.reward(traj.score, traj.states[-1], self.step).float()
 
-    def _balance_by_trace(self, traj: Trajectories, log_reward: Tensor, note: bool) -> Judged:
+    def _balance_by_trace(self, traj: Trajectories, log_rewards: Tensor, note: bool) -> Judged:
         """The gradient into the flat block, and what was found on the way."""
         trace, log_k = self.source.trace_of(traj), self._arrivals(traj)
-        return self._balance.gradient(self.task, self.policy, self.objective, traj, trace, log_reward, log_k, self.policy_flat, note)
+        return self._balance.gradient(self.task, self.policy, self.objective, traj, trace, log_rewards, log_k, self.policy_flat, note)
 
     def _arrivals(self, traj: Trajectories) -> Tensor | None:
         """[T, S, B, M]: log P(the realised move | each action) by the model of the noise, with averaged weights as everywhere in a balance;
@@ -191,6 +189,7 @@ class Trainer:
             for step in self._steps[note]:
                 step()
         self.steps_done += 1
+        self._scored += self._scores
 
     def _begin(self) -> None:
         """The first iteration, which also starts log Z at what its batch says."""
@@ -200,7 +199,7 @@ class Trainer:
                 terms = evaluate(self.task, self.policy, self.dynamics, traj, self.step, frozenset({"log_move", "log_pb"}))
                 said = terms.log_reward - (terms.log_move - terms.log_pb).sum(0)
             else:
-                said = self._balance_by_trace(traj, self._log_reward(traj), False).estimate
+                said = self._balance_by_trace(traj, self._log_rewards(traj), False).estimate
             self.policy.start_log_z(said.mean(1))
         self.learn(traj)
 
@@ -208,7 +207,7 @@ class Trainer:
         """The iteration as functions without arguments: one graph, or two around an oracle on the host."""
 
         def whole() -> None:
-            self.learn(self.score(self.act()), note)
+            self.learn(self.score(self.act(), note), note)
 
         device = self.policy.device
         if device.type != "cuda" or not self.capture:
@@ -244,7 +243,7 @@ class Trainer:
         """Log-rewards beyond those of the batch, for objectives that look at children; counted."""
         if not getattr(self.task.oracle, "on_device", False):
             return None
-        self.oracle_calls += where.sum()
+        self._asked += where.sum()
         return self.task.reward(self.task.oracle(states), states, self.step).float()
 
     def _steady_policy(self, state: Tensor) -> Any:
@@ -269,13 +268,13 @@ class Trainer:
         if self.dynamics_flat is None:  # nothing to learn by gradient: the loss is for whoever reads it
             return self.dynamics.loss(fresh) if note else self._none, self._none
         if self.dynamics_buffer is None:
-            return self._dynamics_step(fresh)
+            return self._dynamics_step(fresh, ends=True)
         self.dynamics_buffer.add(fresh)
-        for _ in range(self.dynamics_rounds):
-            loss, norm = self._dynamics_step(self.dynamics_buffer.sample(self.dynamics_sample_size))
+        for left in reversed(range(self.dynamics_rounds)):
+            loss, norm = self._dynamics_step(self.dynamics_buffer.sample(self.dynamics_sample_size), ends=left == 0)
         return loss, norm
 
-    def _dynamics_step(self, traj: Trajectories) -> tuple[Tensor, Tensor]:
+    def _dynamics_step(self, traj: Trajectories, ends: bool) -> tuple[Tensor, Tensor]:
         assert self.dynamics_flat is not None
         if self._noise is not None:
             loss = self._noise.differentiate(self.dynamics, traj, self.dynamics_flat)
@@ -283,7 +282,7 @@ class Trainer:
             with self._alone():
                 loss = self._dynamics_loss(traj)
                 self.dynamics_flat.differentiate(loss)
-        return loss.detach(), self.dynamics_flat.update(self.step)
+        return loss.detach(), self.dynamics_flat.update(self.step, ends)
 
     @torch.no_grad()
     def _note(self, learned: list[Tensor], figures: list[Tensor]) -> None:
@@ -291,6 +290,11 @@ class Trainer:
         finite = (torch.isfinite(learned[0]) & torch.isfinite(learned[2])).float()
         rows = [*learned, *figures[:5], finite, *figures[5:]]
         self.raw_stats.copy_(torch.stack([r.to(self.raw_stats) for r in rows]))
+
+    @property
+    def oracle_calls(self) -> int:
+        """How often the oracle was asked about an object, so far."""
+        return int(self._asked) + self._scored
 
     @property
     def stats(self) -> dict[str, Tensor]:
@@ -325,7 +329,7 @@ class Trainer:
         """Everything that changes, flat by name: weights, averages, optimiser, step, random state, buffers, counts."""
         state: dict[str, Tensor] = {
             "step": self.step.cpu().clone(),
-            "oracle_calls": self.oracle_calls.cpu().clone(),
+            "oracle_calls": self._asked.cpu() + self._scored,
             "stats": self.raw_stats.cpu().clone(),
             "random.cpu": torch.get_rng_state(),
         }
@@ -339,7 +343,8 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.step.copy_(state["step"])
         self.steps_done = int(state["step"])
-        self.oracle_calls.copy_(state["oracle_calls"])
+        self._asked.copy_(state["oracle_calls"])
+        self._scored = 0
         self.raw_stats.copy_(state["stats"])
         for name, part in self._parts().items():
             if part is not None:

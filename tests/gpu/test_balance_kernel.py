@@ -63,7 +63,12 @@ def test_what_is_looked_up_is_what_the_oracle_says(env):
     assert trainer.source.trace_of(traj) is not None
     said = oracle(traj.states[-1])
     assert torch.equal(traj.score, said)
-    assert torch.allclose(trainer._log_reward(traj), task.reward(said, traj.states[-1], None))
+    found = trainer._log_rewards(traj)[env.index(traj.states[-1])]
+    assert torch.allclose(found, task.reward(said, traj.states[-1], None))
+    assert torch.equal(trainer.source.trace_of(traj).finals, env.index(traj.states[-1]))
+    looked, given = (trainer._balance_by_trace(traj, paid, False) for paid in (trainer._log_rewards(traj), found))
+    for one, other in zip(looked[:2], given[:2], strict=True):
+        assert torch.allclose(one, other, rtol=1e-5)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -185,7 +190,9 @@ def test_an_update_is_that_of_torch(seeds, blocks, monkeypatch):
         for flat in flats:
             for name, here in flat.slices.items():
                 flat.slopes[name].copy_(slope[here].view_as(flat.slopes[name]))
-            flat.update(torch.tensor(700.0 * step, dtype=torch.float64, device="cuda"))
+            done = torch.tensor(700.0 * step, dtype=torch.float64, device="cuda")
+            flat.update(done, ends=step % 2 == 1)
+            assert float(done) == 700 * step + step % 2
         for part in ("values", "average", "follower", "moments", "norms"):
             assert torch.allclose(getattr(flats[0], part), getattr(flats[1], part), rtol=1e-5, atol=1e-7), (step, part)
 

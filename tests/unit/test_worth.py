@@ -43,8 +43,11 @@ def test_a_trainer_looks_up_what_the_oracle_says(world, reward):
     last = traj.states[-1]
     said = given.oracle(last)
     assert torch.equal(traj.score, said)
-    assert torch.allclose(trainer._log_reward(traj), reward(said, last))
-    assert trainer.oracle_calls == 66
+    found = trainer._log_rewards(traj)[given.env.index(last)]
+    assert torch.allclose(found, reward(said, last))
+    trainer.train(3)
+    assert trainer.oracle_calls == 3 * 66
+    assert trainer.stats["mean_score"].shape == (2,)
 
 
 def test_what_may_change_or_is_asked_elsewhere_is_not_looked_up():
