@@ -57,6 +57,7 @@ class World(NamedTuple):
     back: bool  # whether it says how one came there
     flow: int  # the output that is a flow
     few: bool  # outputs
+    blank: int  # what the first state has in every column
 
 
 class Net(NamedTuple):
@@ -85,7 +86,7 @@ class Rows(NamedTuple):
 class Way(NamedTuple):
     """Where trajectories go."""
 
-    states: np.ndarray  # [T+1, S, B, D], of which the first ones are known
+    states: np.ndarray  # [T+1, S, B, D]
     actions: np.ndarray  # [T, S, B], as the two that follow
     moves: np.ndarray
     alive: np.ndarray
@@ -207,6 +208,10 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
     row, alive, last = way.row, way.alive, len(net.stages) - 2
     batch, axes, free = row.shape[2], place.shape[2], np.int64(world.string)
     for seed in range(s, e):
+        for one in range(batch if begin == 0 and acts else 0):
+            row[0, seed, one] = way.final[seed, one] = 0
+            for column in range(way.states.shape[3]):
+                way.states[0, seed, one, column] = world.blank
         for t in range(begin, end):
             if asks[0] < asks[1]:
                 # What the network makes of this step's states, of which the first layer's sums are known.
@@ -233,6 +238,7 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
             for one in range(batch if acts and t < alive.shape[0] else 0):
                 # What each trajectory that goes on means to do and, if that may slip, what happens.
                 r, on = row[t, seed, one], free
+                alive[t, seed, one], way.actions[t, seed, one], way.moves[t, seed, one] = False, max(stop, 0), max(stop, 0)
                 for axis in range(axes if r >= 0 else 0):
                     on += place[seed, r, axis] < side - 1
                 if r < 0 or on == 0:  # at a grid's last state there is nothing to decide
@@ -263,6 +269,7 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
                     slots[seed, i] = -1
                 for one in range(batch):
                     r, move = row[t, seed, one], way.moves[t, seed, one]
+                    row[t + 1, seed, one] = -1
                     for column in range(way.states.shape[3]):
                         way.states[t + 1, seed, one, column] = way.states[t, seed, one, column]
                     if not alive[t, seed, one] or move == stop:
@@ -695,7 +702,7 @@ def warm() -> None:
     def no(dimensions: int, kind: type = np.float32) -> np.ndarray:
         return np.empty((0,) * dimensions, dtype=kind)
 
-    world, begin, count = World(False, 2, 1, 0, 2, 0, True, True, 0, True), no(2, np.int64), no(1, np.int64)
+    world, begin, count = World(False, 2, 1, 0, 2, 0, True, True, 0, True, 0), no(2, np.int64), no(1, np.int64)
     said = Said(no(3), no(3), no(2, float), no(2, float), no(3), no(3), no(3), no(2), no(2), no(2), no(1, float))
     model, numbers = Model(no(3), no(3), no(3), no(3)), no(3, np.int64)
     thought = Thought(begin, begin, numbers, numbers, no(3), no(3), count)

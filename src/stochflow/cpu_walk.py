@@ -172,7 +172,8 @@ def _world(policy: Any, keep: bool, columns: int) -> Any:
     string, back = isinstance(env, Strings), policy.sizes[1] > 0
     side, stop = env.tokens if string else env.side, -1 if env.stop is None else env.stop
     least, asked = env.min_length or 0 if string else 0, env.horizon + int(keep and not env.tree)
-    return compiled.World(string, side, stop, least, env.num_moves, asked, keep, back, sum(policy.sizes[:2]), columns <= compiled.FEW)
+    few, blank = columns <= compiled.FEW, env.pad if string else 0
+    return compiled.World(string, side, stop, least, env.num_moves, asked, keep, back, sum(policy.sizes[:2]), few, blank)
 
 
 def _chance(env: Any, room: Room, explore: Any, temper: Any) -> Any:
@@ -216,9 +217,7 @@ def _most(world: Any, batch: int) -> int:
 
 
 def _way(env: Any, seeds: int, batch: int) -> Any:
-    shape, idle = (env.horizon, seeds, batch), env.stop or 0
-    states = np.empty((env.horizon + 1, seeds, batch, env.state_dim), dtype=np.int64)
-    states[0] = env.pad if isinstance(env, Strings) else 0
-    row, (actions, moves) = np.full((env.horizon + 1, seeds, batch), -1), np.full((2, *shape), idle)
-    row[0] = 0
-    return loops().Way(states, actions, moves, np.zeros(shape, dtype=bool), row, np.zeros((seeds, batch), dtype=np.int64))
+    shape, whole = (env.horizon, seeds, batch), (env.horizon + 1, seeds, batch)
+    states, row, final = (np.empty(x, dtype=np.int64) for x in ((*whole, env.state_dim), whole, (seeds, batch)))
+    actions, moves = np.empty((2, *shape), dtype=np.int64)
+    return loops().Way(states, actions, moves, np.empty(shape, dtype=bool), row, final)
