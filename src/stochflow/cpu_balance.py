@@ -73,9 +73,6 @@ def gradient(
     )
 
     def work(s: int, e: int) -> None:
-        compiled.weigh(s, e, world, rows.begin, rows.place, rows.outs, said.x)
-        for seed in range(s, e):
-            np.exp(said.x[seed, : count[seed]], out=said.e[seed, : count[seed]])
         compiled.judge(s, e, detailed, world, *judged)
         for step, given in steps:
             if shared > 1:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,17 +29,32 @@ def loops() -> Any:
         return None
     kept = getattr(getattr(cpu_loops.walk, "_cache", None), "cache_path", None)
     if kept is not None and sys.executable and not any(Path(kept).glob("cpu_loops.walk-*")):
-        _compile_beside()
+        _compile_beside(cpu_loops, Path(kept))
     return cpu_loops
 
 
-def _compile_beside() -> None:
+def _compile_beside(module: Any, kept: Path) -> None:
     """Where nothing was ever compiled: half of it in a process of its own, which leaves it on the disk while the walk is compiled here."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from stochflow import cpu_loops; cpu_loops.warm()"
     no = subprocess.DEVNULL
     with suppress(OSError):  # then all of it here
         beside = subprocess.Popen([sys.executable, "-c", code], stdin=no, stdout=no, stderr=no)
         threading.Thread(target=beside.wait, daemon=True).start()
+        for name in module.BESIDE:
+            setattr(module, name, _awaited(module, name, beside, kept))
+
+
+def _awaited(module: Any, name: str, beside: subprocess.Popen[bytes], kept: Path) -> Callable[..., object]:
+    """A loop that is being compiled beside, whose first call waits for that: two processes at the same work would both be late."""
+    loop = getattr(module, name)
+
+    def first(*given: Any) -> object:
+        while beside.poll() is None and not any(kept.glob(f"cpu_loops.{name}-*.nbi")):
+            time.sleep(0.02)
+        setattr(module, name, loop)
+        return loop(*given)
+
+    return first
 
 
 def in_parts(work: Callable[[int, int], object], count: int, most: int | None = None) -> None:

@@ -307,39 +307,56 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
 # The balance.
 
 
-@_loop
-def weigh(s, e, world, begin, place, outs, x):
-    """Above the largest allowed one, each row's logits of the moves and, where they are learned, of the ways back; what is not allowed is far below."""
-    far, moves, axes = np.float32(FAR), world.moves, place.shape[2]
-    for seed in range(s, e):
-        t = 0
-        for r in range(begin[seed, world.asked]):
-            while r >= begin[seed, t + 1]:
-                t += 1
-            law = x[seed, r]
-            for m in range(len(law)):
-                law[m] = outs[seed, r, m]
-            if world.stop >= 0 and t < world.least:
-                law[world.stop] = far
-            if world.back:
-                law[moves + world.stop] = far
-            for axis in range(axes):
-                if place[seed, r, axis] == world.side - 1:
-                    law[axis] = far
-                if world.back and place[seed, r, axis] == 0 and r > 0:
-                    law[moves + axis] = far
-            for part in range(2 if world.back else 1):
-                top = np.float32(-np.inf)
-                for m in range(part * moves, (part + 1) * moves):
-                    top = max(top, law[m])
-                for m in range(part * moves, (part + 1) * moves):
-                    law[m] -= top
+@_part
+def _exp(x):
+    """Of what is not above zero, right to a digit in ten million: 2^n e^r, |r| < log 2 / 2. A call of the library's would not be vectorised."""
+    n = np.float32(math.floor(x * np.float32(1.442695041) + np.float32(0.5)))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    y = np.float32(1.9875691500e-4)
+    y = y * r + np.float32(1.3981999507e-3)
+    y = y * r + np.float32(8.3334519073e-3)
+    y = y * r + np.float32(4.1665795894e-2)
+    y = y * r + np.float32(1.6666665459e-1)
+    y = y * r + np.float32(5.0000001201e-1)
+    y = y * r * r + r + np.float32(1)
+    power = np.int32((np.int32(max(n, np.float32(-126))) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return np.float32(0) if x < np.float32(-87) else y * power
+
+
+@_part
+def _weigh(seed, count, world, begin, place, outs, x, law):
+    """Above the largest allowed one, each row's logits of the moves and, where they are learned, of the ways back, and their exponentials; what is not
+    allowed is far below."""
+    far, moves, axes, t = np.float32(FAR), world.moves, place.shape[2], 0
+    for r in range(count):
+        while r >= begin[seed, t + 1]:
+            t += 1
+        line = x[r]
+        for m in range(len(line)):
+            line[m] = outs[seed, r, m]
+        if world.stop >= 0 and t < world.least:
+            line[world.stop] = far
+        if world.back:
+            line[moves + world.stop] = far
+        for axis in range(axes):
+            if place[seed, r, axis] == world.side - 1:
+                line[axis] = far
+            if world.back and place[seed, r, axis] == 0 and r > 0:
+                line[moves + axis] = far
+        for part in range(2 if world.back else 1):
+            top = np.float32(-np.inf)
+            for m in range(part * moves, (part + 1) * moves):
+                top = max(top, line[m])
+            for m in range(part * moves, (part + 1) * moves):
+                line[m] -= top
+        for m in range(len(line)):
+            law[r, m] = _exp(line[m])
 
 
 class Said(NamedTuple):
     """What a balance says."""
 
-    x: np.ndarray  # [S, R, M (+ M)] logits as `weigh` leaves them
+    x: np.ndarray  # [S, R, M (+ M)] logits as `_weigh` leaves them
     e: np.ndarray  # and their exponentials
     forth: np.ndarray  # [S, T] of a trajectory, log p(move), policy and noise together
     back: np.ndarray  # [S, T+1] log P_B of the move that led there
@@ -359,6 +376,7 @@ def judge(s, e, detailed, world, begin, place, outs, row, moved, alive, log_k, p
     steps, batch, moves, axes, stop, flow = alive.shape[0], row.shape[2], world.moves, place.shape[2], world.stop, world.flow
     for seed in range(s, e):
         count, decided, to_z, z = begin[seed, world.asked], 0, 0.0, float(log_z[seed])
+        _weigh(seed, count, world, begin, place, outs, x[seed], law[seed])
         for r in range(count):
             gone[seed, r, 0] = gone[seed, r, 1] = 0
             for m in range(slope.shape[2]):
@@ -696,8 +714,11 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
         _columns(to_hidden, count, into.first_bias[seed, 0], none, width)
 
 
+BESIDE = "judge", "back", "blame"
+
+
 def warm() -> None:
-    """Compile what comes after the first walk of a network of two layers, and of a model of the noise: called for nothing, on arrays of nothing."""
+    """Compile these loops for a network of two layers and a model of the noise, as they come after a first walk: called for nothing, on arrays of nothing."""
 
     def no(dimensions: int, kind: type = np.float32) -> np.ndarray:
         return np.empty((0,) * dimensions, dtype=kind)
@@ -706,13 +727,6 @@ def warm() -> None:
     said = Said(no(3), no(3), no(2, float), no(2, float), no(3), no(3), no(3), no(2), no(2), no(2), no(1, float))
     model, numbers = Model(no(3), no(3), no(3), no(3)), no(3, np.int64)
     thought = Thought(begin, begin, numbers, numbers, no(3), no(3), count)
-    weigh(0, 0, world, begin, numbers, no(3), no(3))
     judge(0, 0, True, world, begin, numbers, no(3), numbers, numbers, no(3, bool), no(4), no(2), no(1), said)
-    ponder(0, 0, True, 2, 1, 2, no(4, np.int64), numbers, no(3, bool), model, thought)
-    answer(0, 0, numbers, thought, no(4))
-    spread(0, 0, 2, count, begin, begin, begin, numbers, no(3), no(3), no(3), no(3))
-    squares(0, 0, begin, no(1), no(1))
-    update(0, 0, 0, 1, count, begin, no(1), no(1), 1.0, no(1), no(1), no(1), no(1), no(1), np.ones(3, dtype=np.float32))
-    blame(0, 0, True, 2, 2, no(4, np.int64), numbers, numbers, no(3, bool), model, thought, model, no(1))
     back(0, 0, 0, 1, True, count, (no(3),) * 3, (no(3),) * 3, no(3), (no(3),) * 3)
-    teach(0, 0, 0, 1, True, count, (no(3),) * 3, no(3), (no(3),) * 3, (no(3),) * 3, (no(3),) * 3)
+    blame(0, 0, True, 2, 2, no(4, np.int64), numbers, numbers, no(3, bool), model, thought, model, no(1))

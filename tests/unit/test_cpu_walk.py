@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -414,17 +415,17 @@ def test_a_part_that_fails_is_heard_and_the_others_are_waited_for(two_threads):
     assert done == [(5, 10)]
 
 
-def test_a_run_compiles_nothing_that_was_compiled_beside():
-    """In a process of its own, which begins with what is compiled beside: the run adds the walk, and to no other loop another kind of arguments."""
+def test_a_run_compiles_nothing_that_was_compiled_beside(tmp_path):
+    """The first run of all takes these loops from the process beside, one kind of arguments each, and compiles the others itself."""
     code = """
-from stochflow import cpu_loops
-cpu_loops.warm()
-names = ["weigh", "judge", "back", "spread", "squares", "update", "ponder", "answer", "blame"]
-before = [len(getattr(cpu_loops, name).signatures) for name in names]
 from stochflow.config import configure
 from stochflow.experiment import Experiment
 for objective in ("tb", "db"):
     Experiment(configure("grid", stick=0.25, objective=objective, batch=4)).trainer.train(2)
-assert before == [len(getattr(cpu_loops, name).signatures) for name in names] == [1] * len(names)
+from stochflow import cpu_loops
+for name in cpu_loops.BESIDE:
+    stats = getattr(cpu_loops, name).stats
+    assert (sum(stats.cache_hits.values()), sum(stats.cache_misses.values())) == (1, 0), (name, stats)
+assert sum(cpu_loops.walk.stats.cache_misses.values()) == 1
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
