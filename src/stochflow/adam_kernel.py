@@ -10,9 +10,11 @@ from torch import Tensor
 
 from stochflow import cuda_source
 
-BLOCK = 512  # numbers a block of threads at least,
-BLOCKS = 8192  # and blocks at most, about
-PARTS = 512  # sums of squares, about: every block adds them up
+BLOCK = 512  # numbers a block of threads at least;
+LARGE = 2048  # where there are more than enough blocks, so many:
+ENOUGH = 284  # each adds up the sums of squares,
+PARTS = 512  # which are so many, about
+BLOCKS = 8192  # blocks at most, about
 THREADS = 128
 
 
@@ -27,13 +29,15 @@ def spans(pieces: list[tuple[int, int, int]], device: torch.device) -> Spans:
     """From pieces (first, last + 1, seed) of any length."""
     many = sum(last - first for first, last, _ in pieces)
 
-    def cut(blocks: int) -> Tensor:
-        size = BLOCK * -(-many // (blocks * BLOCK))
+    def in_blocks(count: int) -> int:
+        return BLOCK * -(-many // (count * BLOCK))
+
+    def cut(size: int) -> Tensor:
         rows = [(at, min(at + size, last), seed) for first, last, seed in pieces for at in range(first, last, size)]
         rows.sort(key=lambda row: row[2])  # of each seed as many: their parameters are alike
         return torch.tensor(rows, dtype=torch.int32, device=device)
 
-    return Spans(cut(PARTS), cut(BLOCKS))
+    return Spans(cut(in_blocks(PARTS)), cut(max(in_blocks(BLOCKS), min(LARGE, in_blocks(ENOUGH)))))
 
 
 def kernels(device: torch.device, follows: bool) -> tuple[Any, Any] | None:

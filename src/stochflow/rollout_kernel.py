@@ -100,14 +100,14 @@ def walk(task: Task, policy: Any, batch: int, explore: Explore) -> Trajectories 
     return None if found is None else found[0]
 
 
-def traced_walk(task: Task, policy: Any, batch: int, explore: Explore) -> tuple[Trajectories, Trace] | None:
-    """The same, and what the network made of each state."""
+def traced_walk(task: Task, policy: Any, batch: int, explore: Explore, key: Tensor, turn: Tensor) -> tuple[Trajectories, Trace] | None:
+    """The same, and what the network made of each state; its random numbers are those of `key` [1] and `turn`, which the kernel reads."""
     with torch.cuda.device(policy.device):
-        return _walk(task, policy, batch, explore, True)
+        return _walk(task, policy, batch, explore, True, key, turn)
 
 
 @torch.no_grad()
-def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any:
+def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool, key: Tensor | None = None, turn: Tensor | None = None) -> Any:
     env: Any = task.env
     channel: Any = task.channel
     device = policy.device
@@ -132,7 +132,7 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
         "LEAST": (env.min_length or 0) if string else 0, "STOP": -1 if env.stop is None else env.stop, "M": env.num_moves,
         "OUT": outputs, "COLUMNS": kept, "W": width, "EXPLORES": explore is not None, "SLIPS": slips, "THREADS": threads,
         "FEATURES": features, "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": kept if trace else outputs,
-        "UNITS": units, "SMALL_HEAD": small,
+        "UNITS": units, "SMALL_HEAD": small, "TURNS": turn is not None,
     }  # fmt: skip
 
     def launch(begin: int, end: int, network: bool) -> Any:
@@ -176,13 +176,13 @@ def _walk(task: Task, policy: Any, batch: int, explore: Any, trace: bool) -> Any
     room = known_states + (steps - known_steps) * batch if trace else 0
     record = _record(policy, early if trace else None, room, kept, hidden, known_steps if trace else 0, batch)
     given = record.outs if trace else one.bias if early is None else policy.raw(early.states)
-    key = torch.randint(2**31 - 1, (1,), device=device)
+    key = torch.randint(2**31 - 1, (1,), device=device) if key is None else key
     start, tau, chance = explore if isinstance(explore, Fading) else (0.0, 0.0, explore)
     chance = key if chance is None else torch.as_tensor(chance, dtype=torch.float64, device=device)
     arguments = [
         states, actions, moves, alive, record.sums, record.hidden, record.outs, record.numbers, record.numbers if record.entries is None else record.entries, record.finals,
         one.weight, one.bias, two.weight, two.bias, record.head, policy.head.bias, one.bias if table is None else table, given,
-        key, chance, float(start), float(tau), float(getattr(channel, "alpha", 0.0)),
+        key, key if turn is None else torch.as_tensor(turn, dtype=torch.float64, device=device), chance, float(start), float(tau), float(getattr(channel, "alpha", 0.0)),
         seeds, batch, 0 if table is None else table.shape[1], room if trace else known_states, room,
     ]  # fmt: skip
     for kernel, blocks, shared in launches:

@@ -56,6 +56,9 @@ class OnPolicy(Source):
         self.traces = False  # whoever learns from a batch at once may ask for what the network made of each state
         self._last: list[Any] = [None, None]  # the trace of the last batch, and the states that it had
         self._policy = [policy]  # held, not owned: its weights are the trainer's to save
+        self.key: Tensor
+        self.register_buffer("key", torch.zeros(1, dtype=torch.long, device=policy.device))  # of a kernel's random numbers
+        self.register_load_state_dict_pre_hook(_keep_its_key)
 
     def act(self, step):
         policy = self._policy[0]
@@ -66,7 +69,11 @@ class OnPolicy(Source):
         if self.traces and self.kernel and temper is None:
             found: Any = None
             if policy.device.type == "cuda":
-                found = rollout_kernel.traced_walk(self.task, policy, self.batch, explore)
+                if (
+                    not torch.cuda.is_current_stream_capturing()
+                ):  # what is recorded has other random numbers at every step with the same key
+                    self.key.random_(2**31 - 1)
+                found = rollout_kernel.traced_walk(self.task, policy, self.batch, explore, self.key, step)
             else:
                 found = cpu_walk.traced_walk(self.task, policy, self.batch, explore, last)
             if found is not None:
@@ -91,6 +98,11 @@ class OnPolicy(Source):
             return None
         count = len(self.task.env.contexts)
         return torch.randint(count, (policy.num_seeds, self.batch), device=policy.device)
+
+
+def _keep_its_key(source: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Where a run of an earlier version has none."""
+    state.setdefault(f"{prefix}key", source.key)
 
 
 class Logged(Source):

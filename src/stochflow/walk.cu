@@ -12,7 +12,7 @@
 // Defined by the host (rollout_kernel.py): H hidden units, T steps at most, BEGIN and END of the states to look at, NETWORK, HANDS_ON (another
 // launch follows), TRACE, STRING (else a grid), D columns of a state, SIZE of the alphabet or the grid's side, M moves, STOP among them (-1:
 // none), LEAST letters before it, OUT outputs of which COLUMNS are kept, SMALL_HEAD (they are few), W width of a look-up table (0: none),
-// EXPLORES, SLIPS, ROWS, THREADS, UNITS, FEATURES, REST_SHARED and FIRST_SHARED (what there is room for), HELD groups of four inputs whose weights
+// EXPLORES, SLIPS, TURNS (whose number is part of the key of its random numbers), ROWS, THREADS, UNITS, FEATURES, REST_SHARED and FIRST_SHARED (what there is room for), HELD groups of four inputs whose weights
 // are in registers, RESIDENT blocks that are to share a multiprocessor, HEAD_KEPT inputs a thread whose weights of a large head are in shared memory, EARLY, EARLY_STATES and EARLY_WIDTH.
 //
 // With TRACE, what the network makes of every state that is reached stays in sums (the first layer before its rectifier), hiddens (the
@@ -35,9 +35,9 @@
 #define HEAD_SPAN (H / HEAD_SHARES)
 
 // Four random words of a place (Philox 4x32, ten rounds).
-__device__ __forceinline__ uint4 words(u32 a, u32 b, u32 c, u32 key) {
+__device__ __forceinline__ uint4 words(u32 a, u32 b, u32 c, uint2 key) {
     uint4 x = make_uint4(a, b, c, 0);
-    u32 k0 = key, k1 = 0x5f3759df;
+    u32 k0 = key.x, k1 = key.y;
 #pragma unroll
     for (int i = 0; i < 10; ++i) {
         u32 high0 = __umulhi(0xD2511F53u, x.x), low0 = 0xD2511F53u * x.x;
@@ -70,7 +70,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
     i64* finals,                 // [S, B] numbers of the last states (handed on: ~ of those that have stopped)
     const float* first, const float* first_bias, const float* second, const float* second_bias, const float* head,
     const float* head_bias, const float* table, const float* early,   // [S, ...] each; early [S, early_rows, EARLY_WIDTH]
-    const i64* seed, const double* step, double start, double tau, double alpha,  // explores by start / (1 + step / tau); tau 0: by `step`
+    const i64* seed, const double* turn,  // with TURNS: of each turn its own random numbers
+    const double* step, double start, double tau, double alpha,  // explores by start / (1 + step / tau); tau 0: by `step`
     int seeds, int batch, int table_rows, int early_rows, int kept) {
     extern __shared__ float memory[];
     Units* rest = (Units*)memory;                                               // [REST * 4, THREADS] of the second layer
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
             for (int d = 0; d < D; ++d) begun += first[(i64)d * SIZE * H + own];
     }
     const float* rows = FIRST_SHARED ? firsts : first;
-    const u32 key = (u32)*seed;
+    const uint2 key = {(u32)*seed, 0x5f3759dfu ^ (TURNS ? (u32)*turn : 0u)};
     const float chance = !EXPLORES ? 0.f : tau > 0 ? (float)(start * tau / (tau + *step)) : (float)*step;
     asm volatile("cp.async.wait_all;");
 

@@ -67,6 +67,15 @@ def test_random_numbers_differ_from_replay_to_replay():
     assert len(set(scores)) == 4
 
 
+def test_a_saved_run_goes_on_with_the_random_numbers_that_it_would_have_had():
+    first, second = (make(True, objective="tb", stick=0.0) for _ in range(2))
+    first.trainer.train(5)
+    second.trainer.load_state_dict(first.trainer.state_dict())
+    for made in (first, second):
+        made.trainer.train(6)
+    assert torch.equal(first.trainer.stats["mean_score"], second.trainer.stats["mean_score"])
+
+
 def test_capturing_is_not_training():
     made = make(True)
     made.trainer.train(1)

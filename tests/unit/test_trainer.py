@@ -168,6 +168,17 @@ def test_every_tensor_is_equal_after_going_on_from_a_saved_state(dynamics, objec
             assert torch.equal(a[name], b[name]), name
 
 
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_state_of_an_earlier_version_has_no_key_and_is_read(replay):
+    settings = {"objective": "db", "batch": 8, "net": "mlp", "hidden": 8} | ({"replay": 0.5} if replay else {})
+    first, second = (Experiment(configure("grid", **settings)).trainer for _ in range(2))
+    first.train(2)
+    state = {name: value for name, value in first.state_dict().items() if not name.endswith("key")}
+    assert len(state) == len(first.state_dict()) - 1
+    second.load_state_dict(state)
+    assert second.steps_done == 2
+
+
 def test_flow_losses_never_move_the_dynamics():
     for objective in (DetailedBalance(), TrajectoryBalance()):
         trainer = make(objective=objective)
