@@ -70,7 +70,9 @@ def test_random_numbers_differ_from_replay_to_replay():
 @pytest.mark.parametrize("hidden", [16, 64])
 def test_a_saved_run_goes_on_with_the_random_numbers_that_it_would_have_had(hidden):
     """Those of torch's generator, and those of a kernel, which a network of that width has."""
-    first, second = (Experiment(configure("tfbind8", device="cuda", batch=64, objective="tb", stick=0.0, hidden=hidden)).trainer for _ in range(2))
+    first, second = (
+        Experiment(configure("tfbind8", device="cuda", batch=64, objective="tb", stick=0.0, hidden=hidden)).trainer for _ in range(2)
+    )
     first.train(5)
     kept = first.state_dict()
     first.train(6)
