@@ -609,8 +609,8 @@ class Thought(NamedTuple):
 
 
 @_loop
-def ponder(s, e, string, side, stop, moves, states, moved, alive, model, thought):
-    """What the model of the seeds s to e says of the states in which a move was made."""
+def ponder(s, e, string, side, stop, moves, states, moved, alive, model, thought, out):
+    """What the model of the seeds s to e says of the states in which a move was made and, unless `out` has no entries, of each move after every action."""
     steps, batch, wide, width = moved.shape[0], moved.shape[2], states.shape[3], model.head.shape[1]
     slots, number, row, table, hidden = thought.slots, thought.number, thought.row, thought.table, thought.hidden
     for seed in range(s, e):
@@ -657,18 +657,11 @@ def ponder(s, e, string, side, stop, moves, states, moved, alive, model, thought
                     total += math.exp(law[action * moves + m] - top)
                 for m in range(moves):
                     law[action * moves + m] = max(law[action * moves + m] - top - np.float32(math.log(total)), np.float32(FAR))
-
-
-@_loop
-def answer(s, e, moved, thought, out):
-    """The log-probability of each step's move after every action."""
-    moves = out.shape[3]
-    for seed in range(s, e):
-        for t in range(moved.shape[0]):
-            for b in range(moved.shape[2]):
-                r = thought.row[t, seed, b]
+        for t in range(out.shape[0]):
+            for b in range(batch):
+                r = row[t, seed, b]
                 for action in range(moves if r >= 0 else 0):
-                    out[t, seed, b, action] = thought.table[seed, r, action * moves + moved[t, seed, b]]
+                    out[t, seed, b, action] = table[seed, r, action * moves + moved[t, seed, b]]
 
 
 @_loop
@@ -714,7 +707,7 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
         _columns(to_hidden, count, into.first_bias[seed, 0], none, width)
 
 
-BESIDE = "judge", "back", "blame"
+BESIDE = "judge", "back", "teach", "blame"
 
 
 def warm() -> None:
@@ -729,4 +722,5 @@ def warm() -> None:
     thought = Thought(begin, begin, numbers, numbers, no(3), no(3), count)
     judge(0, 0, True, world, begin, numbers, no(3), numbers, numbers, no(3, bool), no(4), no(2), no(1), said)
     back(0, 0, 0, 1, True, count, (no(3),) * 3, (no(3),) * 3, no(3), (no(3),) * 3)
+    teach(0, 0, 0, 1, True, count, (no(3),) * 3, no(3), (no(3),) * 3, (no(3),) * 3, (no(3),) * 3)
     blame(0, 0, True, 2, 2, no(4, np.int64), numbers, numbers, no(3, bool), model, thought, model, no(1))

@@ -47,8 +47,7 @@ def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> T
     made = np.empty((*moves.shape, dynamics.env.num_moves), dtype=np.float32)
 
     def work(s: int, e: int) -> None:
-        compiled.ponder(s, e, *world, states, moves, alive, model, thought)
-        compiled.answer(s, e, moves, thought, made)
+        compiled.ponder(s, e, *world, states, moves, alive, model, thought, made)
 
     in_parts(work, moves.shape[1])
     return torch.from_numpy(made)
@@ -65,11 +64,14 @@ def differentiate(dynamics: Any, traj: Trajectories, flat: Any) -> Tensor:
     flat.values.grad.numpy().fill(0)
 
     def work(s: int, e: int) -> None:
-        compiled.ponder(s, e, *world, states, moves, alive, model, thought)
+        compiled.ponder(s, e, *world, states, moves, alive, model, thought, _NOTHING)
         compiled.blame(s, e, string, side, many, states, actions, moves, teaches, model, thought, into, losses)
 
     in_parts(work, moves.shape[1])
     return torch.from_numpy(losses)
+
+
+_NOTHING = np.empty((0, 0, 0, 0), dtype=np.float32)
 
 
 def _world(env: Any) -> tuple[bool, int, int, int]:
