@@ -10,11 +10,11 @@ from torch import Tensor
 
 from stochflow import cuda_source
 
-BLOCK = 512  # numbers a block of threads at least;
-LARGE = 2048  # where there are more than enough blocks, so many:
-ENOUGH = 284  # each adds up the sums of squares,
-PARTS = 512  # which are so many, about
+BLOCK = 512  # numbers a block of threads updates at least
+ENOUGH = 284  # blocks: where there would be more, each updates more numbers, because each adds up the sums of squares first
+LARGE = 2048  # numbers a block, which are then enough
 BLOCKS = 8192  # blocks at most, about
+PARTS = 512  # sums of squares of all seeds together, about
 THREADS = 128
 
 

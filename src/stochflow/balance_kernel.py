@@ -74,12 +74,13 @@ def gradient(
     traj: Trajectories,
     trace: Trace,
     log_rewards: Tensor,
+    by_number: bool,
     log_k: Tensor | None,
     flat: Any,
     note: bool,
 ) -> Judged:
     """The gradient of each seed's loss into the policy's `flat` parameters, and what was found on the way (but for log Z, that costs nothing
-    here and is given whether or not it is to be noted). `log_rewards` [S, B], or [N] of all states by number. `log_k` [T, S, B, M] = log P(the realised
+    here and is given whether or not it is to be noted). `log_rewards` [S, B] or, `by_number`, [N] of all states. `log_k` [T, S, B, M] = log P(the realised
     move | each action); None where what is meant happens."""
     with torch.cuda.device(policy.device):
         env: Any = task.env
@@ -102,7 +103,7 @@ def gradient(
             (threads, 1, 1),
             [
                 slopes, losses, estimates, entropies, to_log_z, reached, met, counts, outs, numbers, traj.states, traj.moves, traj.alive,
-                outs if log_k is None else log_k.float().contiguous(), taken, log_rewards.contiguous(), finals, policy.log_z_unit, policy.LOG_Z_SCALE, int(log_rewards.dim() == 1), seeds, batch, rows, shared,
+                outs if log_k is None else log_k.float().contiguous(), taken, log_rewards.contiguous(), finals, policy.log_z_unit, policy.LOG_Z_SCALE, int(by_number), seeds, batch, rows, shared,
             ],
             0,
         )  # fmt: skip

@@ -49,17 +49,18 @@ def gradient(
     traj: Trajectories,
     trace: Trace,
     log_rewards: Tensor,
+    by_number: bool,
     log_k: Tensor | None,
     flat: Any,
     note: bool,
 ) -> Judged:
     """The gradient of each seed's loss into the policy's `flat` parameters, and what was found on the way.
 
-    `log_rewards` [S, B], or [N] of all states by number; `log_k` [T, S, B, M] = log P(the realised move | each action); None: what is meant happens.
+    `log_rewards` [S, B] or, `by_number`, [N] of all states; `log_k` [T, S, B, M] = log P(the realised move | each action); None: what is meant happens.
     """
     room, way, _ = trace
     world, net, rows, compiled = room.world, room.net, room.rows, loops()
-    paid = _as(log_rewards, way.final.shape) if log_rewards.dim() > 1 else log_rewards.numpy().take(way.final)
+    paid = log_rewards.numpy().take(way.final) if by_number else _as(log_rewards, way.final.shape)
     arrivals = _NO_NOISE if log_k is None else _as(log_k, (*way.moves.shape, world.moves))
     seeds, detailed, count = len(paid), isinstance(objective, DetailedBalance), rows.begin[:, world.asked].copy()
     if room.kept is None or room.kept.flat is not flat:
@@ -76,7 +77,7 @@ def gradient(
         compiled.judge(s, e, detailed, world, *judged)
         for step, given in steps:
             if shared > 1:
-                in_parts(lambda part, _: step(0, 1, part, shared, *given), shared)  # noqa: B023 - it is over before the next begins
+                in_parts(lambda a, b: [step(0, 1, part, shared, *given) for part in range(a, b)], shared)  # noqa: B023 - it is over before the next
             else:
                 step(s, e, 0, 1, *given)
         kept.first[s:e].fill(0)

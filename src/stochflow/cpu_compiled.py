@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+MOST_WAIT = 60.0  # seconds, for what is compiled beside
+
 
 @lru_cache(maxsize=1)
 def loops() -> Any:
@@ -46,10 +48,12 @@ def _compile_beside(module: Any, kept: Path) -> None:
 
 def _awaited(module: Any, name: str, beside: subprocess.Popen[bytes], kept: Path) -> Callable[..., object]:
     """A loop that is being compiled beside, whose first call waits for that: two processes at the same work would both be late."""
-    loop = getattr(module, name)
+    loop, process, until = getattr(module, name), os.getpid(), time.monotonic() + MOST_WAIT
 
     def first(*given: Any) -> object:
-        while beside.poll() is None and not any(kept.glob(f"cpu_loops.{name}-*.nbi")):
+        while (
+            os.getpid() == process and time.monotonic() < until and beside.poll() is None and not any(kept.glob(f"cpu_loops.{name}-*.nbc"))
+        ):
             time.sleep(0.02)
         setattr(module, name, loop)
         return loop(*given)

@@ -2,7 +2,8 @@
 
 Where a batch is small an operator costs more than its sum, so here are no operators, but loops as one would write them. Each distinct state that a seed
 meets has a row of its own (`Rows`): a state has one depth, so those who meet, meet at the same step. No sum of one seed depends on another's, nor on
-where its numbers stand in memory: among any others its figures are the same to the last bit. (One seed alone may share its rows among threads.)
+where its numbers stand in memory: among any others its figures are the same to the last bit. (Threads that share one seed share its results, each of which is
+summed by one of them.)
 
 They go over single numbers, in few and long functions: an assignment to a slice, or a call that passes a dozen arrays, takes a second to compile.
 Compiled once, they are kept on the disk. They stand in one file, because numba compiles again what has changed in a loop's own file alone: a product that
@@ -310,7 +311,7 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
 @_part
 def _exp(x):
     """Of what is not above zero, right to a digit in ten million: 2^n e^r, |r| < log 2 / 2. A call of the library's would not be vectorised."""
-    n = np.float32(math.floor(x * np.float32(1.442695041) + np.float32(0.5)))
+    n = np.floor(x * np.float32(1.442695041) + np.float32(0.5))
     r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
     y = np.float32(1.9875691500e-4)
     y = y * r + np.float32(1.3981999507e-3)
@@ -548,30 +549,26 @@ def _square(g):
 
 
 @_loop
-def squares(begin, end, pieces, grad, out):
-    """Of each piece of a gradient the sum of squares."""
-    for i in range(begin, end):
-        out[i] = _square(grad[pieces[i, 0] : pieces[i, 1]])
-
-
-@_loop
-def update(s, e, part, parts, first, pieces, found, norms, clip, grad, values, means, roots, average, pace):
-    """Adam's step of the seeds s to e, of a gradient scaled to a norm of at most `clip`, and the average. One of so many parts of a seed's pieces, which
-    begin at first[seed]; where there is one part alone, it also sums the squares. `pace` = the rate over the first moment's correction, one over the
-    root of the second's, and the average's share."""
+def update(s, e, part, parts, sums, steps, first, pieces, found, norms, clip, grad, values, means, roots, average, pace):
+    """Of the seeds s to e, of one of so many parts of each seed's pieces, which begin at first[seed]: the sums of squares, if it `sums`, and, if it
+    `steps`, Adam's step of a gradient scaled to a norm of at most `clip`, and the average. `pace` = the rate over the first moment's correction, one
+    over the root of the second's, and the average's share."""
     rate, root, share = pace[0], pace[1], pace[2]
     old, older = np.float32(0.9), np.float32(0.999)
     new, newer, tiny = np.float32(1 - 0.9), np.float32(1 - 0.999), np.float32(1e-8)
     for seed in range(s, e):
         begin, many, total = first[seed], first[seed + 1] - first[seed], 0.0
+        here, end = begin + many * part // parts, begin + many * (part + 1) // parts
+        for i in range(here, end if sums else here):
+            found[i] = _square(grad[pieces[i, 0] : pieces[i, 1]])
+        if not steps:
+            continue
         for i in range(begin, begin + many):
-            if parts == 1:
-                found[i] = _square(grad[pieces[i, 0] : pieces[i, 1]])
             total += found[i]
         norm = math.sqrt(total)
         norms[seed] = norm
         scale = np.float32(1 if norm <= clip else clip / norm)  # NaN is not below either
-        for i in range(begin + many * part // parts, begin + many * (part + 1) // parts):
+        for i in range(here, end):
             a, b = pieces[i, 0], pieces[i, 1]
             g, v, m, r, w = grad[a:b], values[a:b], means[a:b], roots[a:b], average[a:b]
             for k in range(b - a):

@@ -23,8 +23,8 @@ from stochflow.policy import Policy
 from stochflow.types import Fading, Task, Trajectories
 
 MOST = 1 << 20  # hidden numbers of a seed's step
-WORTH_A_THREAD = 1 << 16  # random numbers
 MOST_KEPT = 1 << 28  # and of all layers, steps and seeds, should all of them be reached: who learns from them keeps them
+WORTH_A_THREAD = 1 << 16  # random numbers
 WORTH_PARTS = 1 << 24  # products of rows and weights at one seed's step: beyond, threads share the rows
 
 

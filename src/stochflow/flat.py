@@ -215,17 +215,17 @@ class _Compiled:
         self.norms, self.steps = flat.norms.numpy(), flat.adam_steps.numpy()
 
     def update(self, rate: float, share: float, clip: float) -> None:
-        compiled, grad = loops(), self.state[0]
+        compiled = loops()
         self.steps[0] += 1
         done = float(self.steps[0])
         pace = np.array([rate / (1 - 0.9**done), (1 - 0.999**done) ** -0.5, share], dtype=np.float32)
         given = self.first, self.pieces, self.found, self.norms, clip, *self.state, pace
         parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 else 1
         if parts == 1:
-            in_parts(lambda s, e: compiled.update(s, e, 0, 1, *given), self.seeds, self.parts)
+            in_parts(lambda s, e: compiled.update(s, e, 0, 1, True, True, *given), self.seeds, self.parts)
             return
-        in_parts(lambda begin, end: compiled.squares(begin, end, self.pieces, grad, self.found), len(self.pieces), parts)
-        in_parts(lambda part, _: compiled.update(0, 1, part, parts, *given), parts)
+        for sums in (True, False):  # the norm is of all parts
+            in_parts(lambda a, b: [compiled.update(0, 1, part, parts, sums, not sums, *given) for part in range(a, b)], parts)  # noqa: B023 - it is over
 
 
 def fused_kernel(device: torch.device, follow: bool) -> Any:

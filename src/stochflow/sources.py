@@ -69,9 +69,9 @@ class OnPolicy(Source):
         if self.traces and self.kernel and temper is None:
             found: Any = None
             if policy.device.type == "cuda":
-                if (
-                    not torch.cuda.is_current_stream_capturing()
-                ):  # what is recorded has other random numbers at every step with the same key
+                self.key = self.key.to(policy.device)
+                # what is recorded has other random numbers at every step with the same key
+                if not torch.cuda.is_current_stream_capturing():
                     self.key.random_(2**31 - 1)
                 found = rollout_kernel.traced_walk(self.task, policy, self.batch, explore, self.key, step)
             else:
@@ -101,8 +101,10 @@ class OnPolicy(Source):
 
 
 def _keep_its_key(source: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Where a run of an earlier version has none."""
-    state.setdefault(f"{prefix}key", source.key)
+    """Where a run of an earlier version has none; on a GPU also where one on a CPU never drew any."""
+    found = state.setdefault(f"{prefix}key", source.key)
+    if source.key.is_cuda and not bool(found.any()):
+        state[f"{prefix}key"] = torch.randint(2**31 - 1, (1,))
 
 
 class Logged(Source):

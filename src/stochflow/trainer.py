@@ -73,7 +73,7 @@ class Trainer:
             )
         self.step = torch.zeros((), dtype=torch.float64, device=device)  # what schedules read
         self.steps_done = 0  # the same on the host
-        self._scores, self._scored = 0, 0  # of a batch, which is known on the host, and of all of them
+        self._scores, self._scored = 0, 0  # objects of a batch, and all that the oracle was asked about, both known on the host
         self._asked = torch.zeros((), dtype=torch.long, device=device)  # beyond those, by an objective
         self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
         self._none = nothing((policy.num_seeds,), device)
@@ -87,7 +87,9 @@ class Trainer:
         if own and self._balance is not None and (source.steps is None or device.type == "cuda"):
             # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
-        self._worth = worth.of_all(task, device) if own and source.traces else None
+        listed = worth.of_all(task, device) if own and source.traces else None
+        self._worth: Any = listed  # of the last states, by number, as long as the task is
+        self._known = None if listed is None else task
         self._alone: Callable[[], AbstractContextManager[None]] = nullcontext
         if device.type == "cpu" and own and source.traces:
             for flat in (self.policy_flat, self.dynamics_flat):
@@ -103,15 +105,31 @@ class Trainer:
     def act(self) -> Trajectories:
         return self.source.act(self.step)
 
-    def score(self, traj: Trajectories, note: bool = True) -> Trajectories:
-        """The oracle's word on what was built. Where it is known beforehand, whoever learns looks up log-rewards, and scores are there only to be noted."""
+    def score(self, traj: Trajectories) -> Trajectories:
+        """The oracle's word on what was built."""
         if self.source.scored:
             return traj
+        trace = self._looks_up(traj)
+        found = self.task.oracle(traj.states[-1]) if trace is None else self._worth[0][trace.finals]
+        self._count(traj)
+        return traj._replace(score=found.to(traj.score))
+
+    def _batch(self) -> Trajectories:
+        """To learn from. Where its worth is known beforehand, whoever learns looks it up, and scores are for whoever notes them or keeps them."""
+        traj = self.act()
+        if self._looks_up(traj) is None or self.dynamics_buffer is not None:
+            return self.score(traj)
+        self._count(traj)
+        return traj
+
+    def _looks_up(self, traj: Trajectories) -> Any:
+        """The trace by which the worth of these trajectories' last states is looked up; None where it is not."""
+        return self.source.trace_of(traj) if self.task is self._known else None
+
+    def _count(self, traj: Trajectories) -> None:
         self._scores = traj.score.numel()
-        trace = self.source.trace_of(traj)
-        if self._worth is None or trace is None:
-            return traj._replace(score=self.task.oracle(traj.states[-1]).to(traj.score))
-        return traj._replace(score=self._worth[0][trace.finals]) if note or self.dynamics_buffer is not None else traj
+        if traj.moves.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # a recording asks nobody; its replays do
+            self._scored += self._scores
 
     def learn(self, traj: Trajectories, note: bool = True) -> None:
         """One step of policy and dynamics; `note`: also write down the figures of this iteration."""
@@ -143,27 +161,30 @@ class Trainer:
     @torch.no_grad()
     def _judge_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
         """The same from what the rollout kept, with the gradient already taken."""
-        log_rewards = self._log_rewards(traj)
+        log_rewards, trace = self._log_rewards(traj), self._looks_up(traj)
         found = self._balance_by_trace(traj, log_rewards, note)
         if not note:
             return self._none, []  # which nobody reads
         assert found.entropy is not None
         assert found.log_flow is not None
-        if self._worth is not None:
-            log_rewards = log_rewards[self.source.trace_of(traj).finals]
+        if trace is not None:
+            score, log_rewards = self._worth[:, trace.finals]
+            traj = traj._replace(score=score)
         return found.loss.mean(1), _figures(traj, found.log_flow, log_rewards, found.entropy.sum(1))
 
     def _log_rewards(self, traj: Trajectories) -> Tensor:
         """[S, B] of what a rollout with a trace has built; [N] of all states, to be looked up by number, where they are known."""
-        if self._worth is not None:
+        if self._looks_up(traj) is not None:
             return self._worth[1]
         with self._alone():
             return self.task.reward(traj.score, traj.states[-1], self.step).float()
 
     def _balance_by_trace(self, traj: Trajectories, log_rewards: Tensor, note: bool) -> Judged:
         """The gradient into the flat block, and what was found on the way."""
-        trace, log_k = self.source.trace_of(traj), self._arrivals(traj)
-        return self._balance.gradient(self.task, self.policy, self.objective, traj, trace, log_rewards, log_k, self.policy_flat, note)
+        trace, log_k, known = self.source.trace_of(traj), self._arrivals(traj), self._looks_up(traj) is not None
+        return self._balance.gradient(
+            self.task, self.policy, self.objective, traj, trace, log_rewards, known, log_k, self.policy_flat, note
+        )
 
     def _arrivals(self, traj: Trajectories) -> Tensor | None:
         """[T, S, B, M]: log P(the realised move | each action) by the model of the noise, with averaged weights as everywhere in a balance;
@@ -189,7 +210,6 @@ class Trainer:
             for step in self._steps[note]:
                 step()
         self.steps_done += 1
-        self._scored += self._scores
 
     def _begin(self) -> None:
         """The first iteration, which also starts log Z at what its batch says."""
@@ -207,7 +227,7 @@ class Trainer:
         """The iteration as functions without arguments: one graph, or two around an oracle on the host."""
 
         def whole() -> None:
-            self.learn(self.score(self.act(), note), note)
+            self.learn(self._batch(), note)
 
         device = self.policy.device
         if device.type != "cuda" or not self.capture:
@@ -217,8 +237,14 @@ class Trainer:
             aside(whole, device, WARM_UP)
             self.load_state_dict(kept)
             one = Captured(whole)
+            self._scores = 0
             self._pool = one.record(self._pool)
-            return [one]
+            each = self._scores
+
+            def count() -> None:
+                self._scored += each
+
+            return [one, count]
         aside(lambda: self.learn(self.act(), note), device, WARM_UP)  # nothing: a host oracle is asked for real batches only
         self.load_state_dict(kept)
         act = Captured(self.act)

@@ -13,7 +13,7 @@ from stochflow.oracles import Table
 from stochflow.rewards import Linear, Power
 from stochflow.types import Task
 
-MOST = 1 << 22  # states
+MOST = 1 << 22  # coordinates of all states together
 
 
 @torch.no_grad()
@@ -24,7 +24,7 @@ def of_all(task: Task, device: torch.device) -> Tensor | None:
     if type(reward) not in (Power, Linear) or getattr(reward, "ramp", 0) > 0:
         return None
     own = (type(oracle) is Table and oracle.env is env) or (type(oracle) is Corners and type(env) is Grid and oracle.side == env.side)
-    if not own or not isinstance(env, Enumerable) or env.count() > MOST:
+    if not own or not isinstance(env, Enumerable) or (type(oracle) is Corners and env.count() * env.state_dim > MOST):
         return None
     scores = oracle.scores.float() if type(oracle) is Table else oracle(env.all_states())
     return torch.stack([scores, reward(scores, env.initial((1,)), None).float()]).to(device)

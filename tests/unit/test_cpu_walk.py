@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from stochflow import cpu_balance, cpu_walk
+from stochflow import cpu_balance, cpu_compiled, cpu_walk
 from stochflow.channels import Confusion, Exact, Neighbour, Slip
 from stochflow.cpu_compiled import in_parts
 from stochflow.dynamics import Known, Neural, Tabular
@@ -413,6 +414,21 @@ def test_a_part_that_fails_is_heard_and_the_others_are_waited_for(two_threads):
     with pytest.raises(ValueError, match="the first part"):
         in_parts(work, 10)
     assert done == [(5, 10)]
+
+
+@pytest.mark.parametrize("why", ["it hangs", "another process waits"])
+def test_nobody_waits_for_ever_for_what_is_compiled_beside(why, tmp_path, monkeypatch):
+    class Hanging:
+        def poll(self):
+            return None
+
+    module = SimpleNamespace(judge=lambda x: x + 1)
+    monkeypatch.setattr(cpu_compiled, "MOST_WAIT", 0.1 if why == "it hangs" else 1e9)
+    first = cpu_compiled._awaited(module, "judge", Hanging(), tmp_path)
+    if why == "another process waits":
+        monkeypatch.setattr(cpu_compiled.os, "getpid", lambda: -1)
+    assert first(1) == 2
+    assert module.judge is not first
 
 
 def test_a_run_compiles_nothing_that_was_compiled_beside(tmp_path):

@@ -76,7 +76,7 @@ def test_arguments_are_of_the_kinds_that_kernels_declare(launches, case):
         wanted |= {"arrivals", "learn"}
     if env.num_moves == len(MANY):
         wanted |= {"letters"}
-    balance_kernel.gradient(task, policy, objective, traj, trace, traj.score, log_k, flat, True)
+    balance_kernel.gradient(task, policy, objective, traj, trace, traj.score, False, log_k, flat, True)
     where = adam_kernel.spans([(0, 100, 0), (100, 200, 1), (224, 300, 0), (300, 376, 1)], flat.values.device)
     state = [torch.zeros(376), torch.zeros(376), torch.zeros(2, 376), torch.zeros(376), None, torch.zeros(2), torch.zeros(1)]
     pace = {"clip": 10.0, "lr": 1e-3, "tau": 1e3, "decay": 0.5, "recent": 8.0, "follow": 0.05}

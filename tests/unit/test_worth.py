@@ -46,8 +46,31 @@ def test_a_trainer_looks_up_what_the_oracle_says(world, reward):
     found = trainer._log_rewards(traj)[given.env.index(last)]
     assert torch.allclose(found, reward(said, last))
     trainer.train(3)
-    assert trainer.oracle_calls == 3 * 66
+    assert trainer.oracle_calls == 4 * 66
     assert trainer.stats["mean_score"].shape == (2,)
+
+
+def test_another_task_is_asked_from_then_on():
+    given = task("strings", Linear())
+    policy = Policy(given.env, MLP(16, 2))
+    trainer = Trainer(given, policy, Known(given.env, given.channel), TrajectoryBalance(), OnPolicy(given, policy, 8))
+    trainer.train(2)
+    trainer.task = given._replace(oracle=Table(given.env, torch.full((256,), 5.0)))
+    trainer.train(3)
+    assert float(trainer.stats["mean_score"]) == 5.0
+    assert float(trainer.stats["mean_log_reward"]) == 5.0
+
+
+@pytest.mark.parametrize("world", ["grid", "strings"])
+def test_steps_that_are_taken_by_hand_are_counted_and_noted(world):
+    given = task(world, Linear())
+    policy = Policy(given.env, MLP(16, 2))
+    trainer = Trainer(given, policy, Known(given.env, given.channel), TrajectoryBalance(), OnPolicy(given, policy, 8))
+    for _ in range(3):
+        traj = trainer.score(trainer.act())
+        trainer.learn(traj, note=True)
+    assert (int(trainer.step), trainer.oracle_calls) == (3, 24)
+    assert float(trainer.stats["mean_score"]) == pytest.approx(float(traj.score.mean()))
 
 
 def test_what_may_change_or_is_asked_elsewhere_is_not_looked_up():
@@ -69,5 +92,5 @@ def test_what_may_change_or_is_asked_elsewhere_is_not_looked_up():
 
 def test_spaces_that_are_too_large_to_list_are_not(monkeypatch):
     assert worth.of_all(task("grid", Linear()), CPU).shape == (2, 64)
-    monkeypatch.setattr(worth, "MOST", 63)
+    monkeypatch.setattr(worth, "MOST", 2 * 64 - 1)
     assert worth.of_all(task("grid", Linear()), CPU) is None
