@@ -335,7 +335,7 @@ def test_several_seeds_learn_the_same_on_any_number_of_threads(world, two_thread
         torch.manual_seed(0)
         trainer.train(5)
         found.append(trainer.policy_flat.values.detach().clone())
-    assert torch.equal(*found)
+    assert all(torch.equal(found[0], other) for other in found)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -397,10 +397,10 @@ def test_one_answer_for_all_is_read_as_such():
     """A reward may be the same for all trajectories of a seed."""
     trainer, found = trainer_of(Grid(2, 4)), []
     traj = trainer.act()
-    for paid in (torch.ones(1, 1), torch.ones(1, 16)):
-        given = (trainer.policy, trainer.objective, traj, trainer.source.trace_of(traj), paid, None, trainer.policy_flat, False)
+    for paid in (torch.ones(()), torch.ones(16), torch.ones(1, 1), torch.ones(1, 16)):
+        given = (trainer.policy, trainer.objective, traj, trainer.source.trace_of(traj), paid, False, None, trainer.policy_flat, False)
         found.append(cpu_balance.gradient(trainer.task, *given).loss.clone())
-    assert torch.equal(*found)
+    assert all(torch.equal(found[0], other) for other in found)
 
 
 def test_a_part_that_fails_is_heard_and_the_others_are_waited_for(two_threads):
