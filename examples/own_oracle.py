@@ -1,7 +1,7 @@
 """Your own oracle: any function from a list of strings to one score each. Run it, or let the command train it:
 
 python examples/own_oracle.py
-stochflow train examples.own_oracle:gc_task --length 6 --steps 300
+stochflow train examples.own_oracle:gc_task --length 6 --steps 2000
 """
 
 from stochflow import Slip, strings_task, train
@@ -17,7 +17,7 @@ def gc_task(length: int = 6, stick: float = 0.1):
 
 
 if __name__ == "__main__":
-    result = train(gc_task(), steps=300)
+    result = train(gc_task(), steps=2000)
     print(f"exact TV {result.summary['tv']:.3f}, best achievable {result.summary['floor_tv']:.3f}, run folder {result.path}")
     for row in result.sample(3):
         print(row["sequence"], row["score"])

@@ -53,7 +53,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Sample:
-    """Draw objects from a trained run, each with its score, log-reward, log-probability and mode."""
+    """Draw objects from a trained run, each with its score, log-reward, mode and the log-probability of the way it was built."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 100

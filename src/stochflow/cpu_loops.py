@@ -35,11 +35,29 @@ def _compiled(called: bool, *more: str) -> Any:
 
     def decorate(f: Any) -> Any:
         try:
-            return numba.njit(cache=called, **how)(f)
+            return _forgiving(numba.njit(cache=called, **how)(f))
         except RuntimeError:  # there is nowhere to keep it
             return numba.njit(**how)(f)
 
     return decorate
+
+
+def _forgiving(loop: Any) -> Any:
+    """What was kept may be damaged, by a full disk for one: then it is compiled again, and put in its place."""
+    kept: Any = getattr(loop, "_cache", None)
+    load = getattr(kept, "load_overload", None)
+    if load is None or not hasattr(kept, "flush"):
+        return loop
+
+    def careful(*given: Any) -> Any:
+        try:
+            return load(*given)
+        except Exception:
+            kept.flush()
+            return None
+
+    kept.load_overload = careful
+    return loop
 
 
 _loop, _part = _compiled(True), _compiled(False)

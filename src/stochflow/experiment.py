@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from stochflow.errors import UserError
 from stochflow.exact import expected_modes
 from stochflow.measure import SAMPLES, Yardstick, forked, not_better, verdict
 from stochflow.oracles import Cached, TextOracle
-from stochflow.runs import Run, environment
+from stochflow.runs import Checkpoint, Run, environment
 from stochflow.shortlist import known_modes, shortlist
 from stochflow.trainer import Trainer
 from stochflow.types import Task
@@ -77,6 +78,10 @@ def train(
 
     >>> train("grid", side=8, stick=0.25, steps=500, out="runs/mine")
     """
+    if isinstance(task, type) or task is None or (callable(task) and not dataclasses.is_dataclass(task)):
+        raise UserError(
+            f"{task!r} is no task: give a task's name, its settings, or a Task, and call a function that makes one, as in train(my_task())"
+        )
     given = task if isinstance(task, Task) else None
     config = task if isinstance(task, Config) else configure(UserTask(IN_PYTHON) if given is not None else task, **settings)
     made = make_task(config.task) if given is None else given
@@ -116,7 +121,7 @@ def resume(
             _same_yardstick(run, experiment)
             session = _Session(experiment, run, on_progress, on_start)
             if found is not None:
-                experiment.trainer.load_state_dict(found.tensors)
+                _load(experiment, found, path)
                 best = run.load_best()  # a final look keeps its best after its checkpoint, whose header does not know of it
                 session.best = (best if best is not None and best.step <= found.step else found).scalars.get("best_so_far")
                 session.owing = bool(found.scalars.get("owing"))
@@ -143,8 +148,17 @@ def open_run(path: str | Path, task: Task | None = None, device: str = "auto") -
     with forked(0, pick_device(device)):  # looking at a run leaves the caller's random stream alone
         experiment = Experiment(run.config, made, device)
         _same_yardstick(run, experiment)
-        experiment.trainer.load_state_dict(found.tensors)
+        _load(experiment, found, path)
     return experiment
+
+
+def _load(experiment: Experiment, found: Checkpoint, path: str | Path) -> None:
+    try:
+        experiment.trainer.load_state_dict(found.tensors)
+    except (RuntimeError, KeyError) as error:
+        raise UserError(
+            f"the checkpoint of step {found.step} in {path} is of another network or world than its config.json says: put back the settings it was trained with"
+        ) from error
 
 
 def evaluate_run(path: str | Path, device: str = "auto", task: Task | None = None) -> dict[str, Any]:
@@ -322,7 +336,7 @@ class _Session:
             )
         calls = int(self.trainer.oracle_calls)
         fixed = {"time": round(time.monotonic() - self.begun, 3), "oracle_calls": calls}
-        medians = {k: float(v[torch.isfinite(v)].median()) for k, v in stats.items() if bool(torch.isfinite(v).any())}
+        medians = {k: float(np.median(v[torch.isfinite(v)].numpy())) for k, v in stats.items() if bool(torch.isfinite(v).any())}
         record: dict[str, Any] = {"step": self.trainer.steps_done, **fixed, **medians}
         if self.experiment.config.train.seeds > 1:  # five digits: a million steps of five seeds stay below 20 MB
             record["seeds"] = {k: [float(f"{x:.5g}") for x in v.tolist()] for k, v in stats.items()}
@@ -382,7 +396,13 @@ class _Session:
             if self.finishing:
                 raise self._interrupted()
             if self.trainer.stop_requested:
-                raise KeyboardInterrupt(f"interrupted at once; the last checkpoint in {self.run.path} is whole")
+                kept = self.run.load()
+                whole = (
+                    "there is no checkpoint yet, so that nothing is kept"
+                    if kept is None
+                    else f"the checkpoint of step {kept.step} is whole"
+                )
+                raise KeyboardInterrupt(f"interrupted at once; in {self.run.path} {whole}")
             self.trainer.stop_requested = True
             log.warning("stopping after this step; a second Ctrl-C stops at once")
 

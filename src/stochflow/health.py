@@ -27,6 +27,7 @@ NOISE_GAP = 0.02  # nats by which a model of the noise may exceed the entropy of
 SPIKE = 100.0  # a gradient this many times its usual size
 NEARER = 0.1  # nats by which a law must come nearer between two looks to count as learning
 OLD = 500.0  # steps of age at which a replayed trajectory speaks of another policy
+ALIKE = 3  # lines of the log in a row with the very same mean reward, of batches whose scores differ
 FLAT = 0.05  # nats of log-reward above the floor from which a reward still tells objects apart
 UNSEEN = 0.2  # nats of log Z that the policy's own samples miss: a fifth of the target's mass
 
@@ -287,6 +288,16 @@ def reward_saturation(log: _Log) -> Finding | None:
     if _number(floor) and floor > 0 and _number(mean) and mean - beta * math.log(floor) < FLAT:
         saw = f"the mean log-reward is {mean:.3f}, and the floor's is {beta * math.log(floor):.3f}"
         remedy = "a lower reward floor, more exploration, or --replay 0.5 --replay-priority, which keeps the few good ones in sight"
+        return log.find("reward_saturation", "warning", saw, means, remedy)
+    noted = [
+        (r["mean_score"], r["mean_log_reward"])
+        for r in log.rows[-ALIKE:]
+        if _number(r.get("mean_score")) and _number(r.get("mean_log_reward"))
+    ]
+    scores, rewards = [x for x, _ in noted], [y for _, y in noted]
+    if len(noted) == ALIKE and max(rewards) - min(rewards) <= 1e-6 < max(scores) - min(scores):
+        saw = f"the mean log-reward is {rewards[-1]:.3f} whatever the scores ({scores[-1]:.4g} on average)"
+        remedy = "a reward that tells them apart: scores at or below its floor all count as the floor, so for those that may be negative give reward=Linear()"
         return log.find("reward_saturation", "warning", saw, means, remedy)
     mean_score, top = row.get("sample_score"), row.get("top_score")
     if _number(mean_score) and _number(top) and abs(top - mean_score) <= 1e-3 * max(abs(top), 1e-12):

@@ -266,3 +266,29 @@ def test_tasks_lists_every_task_and_objective(capsys):
     out = capsys.readouterr().out
     for word in ("grid", "tfbind8", "flow-kl", "naive-db"):
         assert f"  {word} " in out
+
+
+def test_a_checkpoint_of_other_settings_is_refused_in_one_sentence(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["train", "grid", "--side", "4", "--batch", "4", "--steps", "3", "--quiet", "--out", str(run)]) == 0
+    config = json.loads((run / "config.json").read_text())
+    config["task"]["side"] = 5
+    (run / "config.json").write_text(json.dumps(config))
+    for command in (["resume", str(run), "--steps", "6"], ["sample", str(run), "-n", "2"]):
+        assert main(command) != 0
+        said = capsys.readouterr().err
+        assert "is of another network or world than its config.json says" in said
+        assert "Traceback" not in said
+
+
+def test_a_line_of_two_seeds_tells_the_median_of_both(tmp_path):
+    found = experiment.train("grid", side=4, batch=4, seeds=2, steps=200, out=tmp_path / "run")
+    row = next(r for r in Run.open(found.path).metrics() if r["step"] == 100)
+    for name in ("loss", "mean_score", "grad_norm"):
+        assert row[name] == pytest.approx(sum(row["seeds"][name]) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("given", [None, int, lambda: 1])
+def test_what_is_no_task_is_refused(given):
+    with pytest.raises(UserError, match="is no task: give a task's name"):
+        experiment.train(given, steps=1)

@@ -416,6 +416,21 @@ def test_a_part_that_fails_is_heard_and_the_others_are_waited_for(two_threads):
     assert done == [(5, 10)]
 
 
+def test_what_was_kept_and_is_damaged_is_compiled_again():
+    class Kept:
+        flushed = False
+
+        def load_overload(self, *given):
+            raise EOFError("Ran out of input")
+
+        def flush(self):
+            self.flushed = True
+
+    loop = SimpleNamespace(_cache=Kept())
+    assert cpu_compiled.loops()._forgiving(loop)._cache.load_overload("any", "thing") is None
+    assert loop._cache.flushed
+
+
 @pytest.mark.parametrize("why", ["it hangs", "another process waits"])
 def test_nobody_waits_for_ever_for_what_is_compiled_beside(why, tmp_path, monkeypatch):
     class Hanging:

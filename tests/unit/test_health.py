@@ -179,3 +179,14 @@ def test_every_check_has_a_title_and_the_verdict_counts_them(rows, config):
     assert health.verdict([]) == "Healthy: none of the 8 diagnostics fired."
     found = diagnose(change(rows, log_z_learned=0.0, dynamics_nll=2.0), config)
     assert health.verdict(found) == "2 of 8 diagnostics fired: log Z lags behind, dynamics not learned."
+
+
+def test_a_reward_that_does_not_see_the_scores_is_found_without_knowing_its_floor(rows, config):
+    flat = change(rows, mean_log_reward=math.log(1e-3))
+    for i, row in enumerate(flat):
+        if "mean_score" in row:
+            row["mean_score"] = -3.0 + 0.01 * i
+            row["seeds"].pop("mean_score", None)
+    own = {**config, "task": {"name": "mine:energy"}}
+    assert "reward_saturation" in names(flat, own)
+    assert "reward_saturation" not in names(rows, own)
