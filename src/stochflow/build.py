@@ -77,7 +77,9 @@ def make_task(settings: Any) -> Task:
     if not isinstance(settings, UserTask):
         return tasks.build(settings)
     if settings.name == IN_PYTHON:
-        raise UserError("this run's task was made in Python and cannot be rebuilt from its folder: open it there, with task=...")
+        raise UserError(
+            "this run's task was made in Python and cannot be rebuilt from its folder: in Python, `stochflow.experiment` has `resume(path, task=...)`, `sample_run` and `open_run` for it"
+        )
     return tasks.load(settings.name, **settings.settings)
 
 

@@ -146,7 +146,8 @@ class Train:
     def _need(self, name: str, good: bool, want: str) -> None:
         value = getattr(self, name)
         if not good or (isinstance(value, float) and not math.isfinite(value)):
-            raise UserError(f"--{name.replace('_', '-')} is {value}, but it must be {want}")
+            finite = " and finite" if isinstance(value, float) and math.isinf(value) else ""
+            raise UserError(f"--{name.replace('_', '-')} is {value}, but it must be {want}{finite}")
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def loops() -> Any:
 
 def _compile_beside(module: Any, kept: Path) -> None:
     """Where nothing was ever compiled: half of it in a process of its own, which leaves it on the disk while the walk is compiled here."""
+    logging.getLogger("stochflow").warning("compiling loops for this machine, some ten seconds: what is compiled is kept for the next time")
     code = f"import sys; sys.path[:] = {sys.path!r}; from stochflow import cpu_loops; cpu_loops.warm()"
     no = subprocess.DEVNULL
     with suppress(OSError):  # then all of it here

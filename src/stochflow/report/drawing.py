@@ -48,6 +48,7 @@ def axes(width: float = WIDTH, height: float = HEIGHT, x: str = "", y: str = "",
         spine.set_visible(name in ("left", "bottom"))
     ax.tick_params(colors=FAINT, which="both", labelsize=9, width=0.6, length=3)
     ax.tick_params(which="minor", length=0, labelsize=8)
+    ax.ticklabel_format(useOffset=False)  # a tick says its number, not what is to be added to another
     ax.set_xlabel(x, color=INK, fontsize=10)
     ax.set_ylabel(y, color=INK, fontsize=10)
     if grid:
