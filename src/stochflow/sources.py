@@ -103,7 +103,7 @@ class OnPolicy(Source):
 def _keep_its_key(source: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Where a run of an earlier version has none; on a GPU also where one on a CPU never drew any."""
     found = state.setdefault(f"{prefix}key", source.key)
-    if source.key.is_cuda and not bool(found.any()):
+    if source.traces and source.key.is_cuda and not bool(found.any()):
         state[f"{prefix}key"] = torch.randint(2**31 - 1, (1,))
 
 
