@@ -119,7 +119,7 @@ class Neighbour(Channel):
 class Confusion(Channel):
     """Any action x move table, restricted to the legal moves and renormalised; an empty row keeps the action.
 
-    `table` is row-stochastic [M, M], without STOP: an array, nested lists, or the path of a CSV file of numbers.
+    `table` is row-stochastic [M, M], without STOP: an array, nested lists, or the path of a CSV file of numbers, of which the first line may be names.
     """
 
     def __init__(self, table: Tensor | Sequence[Sequence[float]] | str):
@@ -169,7 +169,11 @@ class Confusion(Channel):
 def _read_csv(path: str) -> Tensor:
     import numpy as np
 
-    try:
-        return torch.as_tensor(np.loadtxt(path, delimiter=",", ndmin=2))
-    except (OSError, ValueError) as problem:
-        raise UserError(f"cannot read a confusion table from {path}: {problem}; give a CSV file of numbers, one row an action") from None
+    for header in (0, 1):  # which a spreadsheet writes
+        try:
+            return torch.as_tensor(np.loadtxt(path, delimiter=",", ndmin=2, skiprows=header))
+        except (OSError, ValueError) as problem:
+            said = "there is no such file" if isinstance(problem, FileNotFoundError) else str(problem).rstrip(".")
+    raise UserError(
+        f"cannot read a confusion table from {path}: {said}; give a CSV file of numbers, one row an action, with or without a line of names"
+    )

@@ -125,6 +125,8 @@ def resume(
                 best = run.load_best()  # a final look keeps its best after its checkpoint, whose header does not know of it
                 session.best = (best if best is not None and best.step <= found.step else found).scalars.get("best_so_far")
                 session.owing = bool(found.scalars.get("owing"))
+            else:
+                log.warning(f"there is no checkpoint in {path}, so that it begins at its first step")
             done = experiment.trainer.steps_done
             # the line of the last step, as one that is owed, comes after its checkpoint: it is written again
             run.truncate_metrics(done - 1 if done == total or session.owing else done)

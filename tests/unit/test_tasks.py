@@ -259,3 +259,12 @@ def test_load_says_what_is_wrong(module, spec, kwargs, words):
         tasks.load(spec, **kwargs)
     assert all(word in str(error.value) for word in words), str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("header", ["", "A,C\n"])
+def test_a_confusion_table_may_have_a_line_of_names(tmp_path, header):
+    (tmp_path / "t.csv").write_text(header + "0.9,0.1\n0.2,0.8\n")
+    assert Confusion(str(tmp_path / "t.csv")).table.tolist() == [[0.9, 0.1], [0.2, 0.8]]
+    (tmp_path / "t.csv").write_text(header + "0.9,0.1\n0.2,much\n")
+    with pytest.raises(UserError, match="could not convert string 'much'"):
+        Confusion(str(tmp_path / "t.csv"))

@@ -45,7 +45,7 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
         "task": run.config.task.name,
         "objective": train.objective,
         "seeds": train.seeds,
-        "tiles": [_tile(found, key, words) for key, words in TILES if found.get(key) is not None],
+        "tiles": [_tile(found, key, words, train.seeds) for key, words in TILES if found.get(key) is not None],
         "health": health.verdict(findings, run.step),
         "findings": findings,
         "early": run.step < health.WARM_UP,
@@ -72,13 +72,15 @@ def number(value: Any) -> str:
     return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4g}"
 
 
-def _tile(found: dict[str, Any], key: str, words: str) -> dict[str, str]:
+def _tile(found: dict[str, Any], key: str, words: str, seeds: int) -> dict[str, str]:
     low, high = found.get(f"{key}_low"), found.get(f"{key}_high")
     note = f"{number(low)} to {number(high)}" if low is not None and high is not None and low != high else ""
     note = note.replace("-", "\u2212")  # a minus does not break over the line, a hyphen does
     if key == "modes" and found.get("modes_all"):
         note = f"of {number(found['modes_all'])}, in {number(found.get('samples'))} samples" + (f"; {note}" if note else "")
     value = found[key]
+    if key == "oracle_calls" and seeds > 1:
+        note = f"of all {seeds} seeds together"
     if key == "floor_tv":
         note = str(found.get("floor_kind") or "")
         value = 0 if value < 1e-6 else value  # what a linear program leaves of nothing
