@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stochflow import cpu_walk
-from stochflow.cpu_compiled import in_parts, loops
+from stochflow.cpu_compiled import in_parts, loops, one_by_one
 from stochflow.cpu_walk import Trace
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
@@ -77,7 +77,7 @@ def gradient(
         compiled.judge(s, e, detailed, world, *judged)
         for step, given in steps:
             if shared > 1:
-                in_parts(lambda a, b: [step(0, 1, part, shared, *given) for part in range(a, b)], shared)  # noqa: B023 - it is over before the next
+                one_by_one(lambda part: step(0, 1, part, shared, *given), shared)  # noqa: B023 - it is over before the next begins
             else:
                 step(s, e, 0, 1, *given)
         kept.first[s:e].fill(0)

@@ -79,6 +79,11 @@ def in_parts(work: Callable[[int, int], object], count: int, most: int | None = 
             raise error
 
 
+def one_by_one(work: Callable[[int], object], count: int) -> None:
+    """`work(i)` for each of `count` things, on as many threads."""
+    in_parts(lambda begin, end: [work(i) for i in range(begin, end)], count)
+
+
 class one_thread:
     """A context for operators on few numbers: some call for torch's other threads even so, which then look for work a while and are in the way of ours."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stochflow import adam_kernel
-from stochflow.cpu_compiled import in_parts, loops
+from stochflow.cpu_compiled import in_parts, loops, one_by_one
 from stochflow.ops import nothing
 
 ALIGN = 32  # numbers: every parameter begins where wide loads may
@@ -225,7 +225,7 @@ class _Compiled:
             in_parts(lambda s, e: compiled.update(s, e, 0, 1, True, True, *given), self.seeds, self.parts)
             return
         for sums in (True, False):  # the norm is of all parts
-            in_parts(lambda a, b: [compiled.update(0, 1, part, parts, sums, not sums, *given) for part in range(a, b)], parts)  # noqa: B023 - it is over
+            one_by_one(lambda part: compiled.update(0, 1, part, parts, sums, not sums, *given), parts)  # noqa: B023 - it is over before the next begins
 
 
 def fused_kernel(device: torch.device, follow: bool) -> Any:

@@ -87,9 +87,8 @@ class Trainer:
         if own and self._balance is not None and (source.steps is None or device.type == "cuda"):
             # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
             source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
-        listed = worth.of_all(task, device) if own and source.traces else None
-        self._worth: Any = listed  # of the last states, by number, as long as the task is
-        self._known = None if listed is None else task
+        self._worth: Any = worth.of_all(task, device) if own and source.traces else None  # of the last states, by number,
+        self._known = None if self._worth is None else task  # as long as the task is this one
         self._alone: Callable[[], AbstractContextManager[None]] = nullcontext
         if device.type == "cpu" and own and source.traces:
             for flat in (self.policy_flat, self.dynamics_flat):
