@@ -398,12 +398,8 @@ class _Session:
             if self.finishing:
                 raise self._interrupted()
             if self.trainer.stop_requested:
-                kept = self.run.load()
-                whole = (
-                    "there is no checkpoint yet, so that nothing is kept"
-                    if kept is None
-                    else f"the checkpoint of step {kept.step} is whole"
-                )
+                kept = self.run.checkpoints()  # each is there whole or not at all
+                whole = f"{kept[0].name} is whole" if kept else "there is no checkpoint yet, so that nothing is kept"
                 raise KeyboardInterrupt(f"interrupted at once; in {self.run.path} {whole}")
             self.trainer.stop_requested = True
             log.warning("stopping after this step; a second Ctrl-C stops at once")
