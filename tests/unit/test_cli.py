@@ -292,3 +292,29 @@ def test_a_line_of_two_seeds_tells_the_median_of_both(tmp_path):
 def test_what_is_no_task_is_refused(given):
     with pytest.raises(UserError, match="is no task: give a task's name"):
         experiment.train(given, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [([], "there is no checkpoint yet"), (["step-00000500.safetensors"], "step-00000500.safetensors is whole")]
+)
+def test_a_second_ctrl_c_says_what_is_kept(tmp_path, names, said):
+    """In a process of its own: Ctrl-C means a signal."""
+    code = f"""
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from stochflow.experiment import _Session
+session = _Session.__new__(_Session)
+session.finishing, session.trainer = False, SimpleNamespace(stop_requested=False)
+session.run = SimpleNamespace(path="mine", checkpoints=lambda: [Path(name) for name in {names!r}])
+try:
+    with session._stoppable():
+        signal.raise_signal(signal.SIGINT)
+        assert session.trainer.stop_requested
+        signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt as end:
+    print(end)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "interrupted at once; in mine" in done.stdout
+    assert said in done.stdout
