@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stochflow import cpu_walk
-from stochflow.cpu_compiled import in_parts, loops, one_by_one
+from stochflow.cpu_compiled import floats, in_parts, loops, one_by_one
 from stochflow.cpu_walk import Trace
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
@@ -110,13 +110,13 @@ class _Memory:
     """Of one gradient after the other."""
 
     def __init__(self, room: Any, way: Any, flat: Any):
-        self.flat, self.said, self.to_inputs = flat, _said(room, way), tuple(np.empty_like(x) for x in room.rows.inputs)
+        self.flat, self.said, self.to_inputs = flat, _said(room, way), tuple(floats(*x.shape) for x in room.rows.inputs)
         of, net = {name: slope.numpy() for name, slope in flat.slopes.items()}, room.net
         prefix = "trunk.mlp.layers" if "trunk.table.weight" in of else "trunk.layers"
         (self.first, *weights), biases = ([of[f"{prefix}.{i}.{kind}"] for i in range(len(net.stages) - 1)] for kind in ("weight", "bias"))
         self.table, self.to_log_z = of.get("trunk.table.weight", net.table), of["log_z_unit"]
         self.log_z = flat.named["log_z_unit"].detach().numpy()[:, 0]
-        heads = [np.empty_like(x) for x in (*net.stages[-2:], net.biases[-1])]  # as the loops have them
+        heads = [floats(*x.shape) for x in (*net.stages[-2:], net.biases[-1])]  # as the loops have them
         self.copies = [*room.head_parts(of["head.weight"], heads[:2]), (of["head.bias"], heads[2][..., : room.head.shape[2]])]
         self.to_stages, self.to_biases = (*weights, *heads[:2]), (*biases, heads[2])
 
@@ -127,5 +127,5 @@ def _said(room: Any, way: Any) -> Any:
     (steps, _, batch), moves = way.actions.shape, room.world.moves
     laws = np.empty((2, seeds, many, moves * (2 if room.world.back else 1)), dtype=np.float32)
     led, gone = np.empty((seeds, steps, moves), dtype=np.float32), np.empty((seeds, many, 2), dtype=np.float32)
-    slope, figures = np.empty((seeds, many, outs), dtype=np.float32), np.empty((3, seeds, batch), dtype=np.float32)
+    slope, figures = floats(seeds, many, outs), np.empty((3, seeds, batch), dtype=np.float32)
     return loops().Said(*laws, np.empty((seeds, steps)), np.empty((seeds, steps + 1)), led, gone, slope, *figures, np.empty(seeds))

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 MOST_WAIT = 60.0  # seconds, for what is compiled beside
@@ -82,6 +83,11 @@ def in_parts(work: Callable[[int, int], object], count: int, most: int | None = 
 def one_by_one(work: Callable[[int], object], count: int) -> None:
     """`work(i)` for each of `count` things, on as many threads."""
     in_parts(lambda begin, end: [work(i) for i in range(begin, end)], count)
+
+
+def floats(*shape: int) -> np.ndarray:
+    """Room for numbers, which begins where a whole vector may be read at once: numpy's own does not always."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu").numpy()
 
 
 class one_thread:

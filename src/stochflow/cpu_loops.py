@@ -17,6 +17,11 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 FEW = 24  # a head of up to so many outputs is kept turned;
 WIDE = 16  # a larger one has a multiple of so many, of which the last are nobody's
@@ -124,58 +129,111 @@ class Chance(NamedTuple):
     slip: float  # this, the largest draw decides what happens
 
 
-# Products. Sixteen rows of the result stay in the first cache while all that they are summed of goes by; four rows and eight terms at a time are in registers.
-# `low` = 0 reads x through a rectifier, `low` = -inf as it is.
+# Products. Half of what comes out of a rectifier is nothing, so a row of the result is the sum over those terms alone that are something. A block of rows and
+# a block of terms stay in the first cache, the sums of `TILE` vectors in registers: numba has no vectors, so these few functions say what LLVM should do.
+
+LANES = 16 if get_host_cpu_features().get("avx512f") else 8  # numbers of a vector
+TILE = 8  # vectors
+ROWS, TERMS = 16, 32  # of a block
+_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+_vectors: Any = intrinsic
 
 
-@_part
-def _eight(x, r, k, low):
-    a, b, c, d = max(x[r, k], low), max(x[r, k + 1], low), max(x[r, k + 2], low), max(x[r, k + 3], low)
-    return a, b, c, d, max(x[r, k + 4], low), max(x[r, k + 5], low), max(x[r, k + 6], low), max(x[r, k + 7], low)
+def _at(context, builder, kind, array, *where):
+    """Where LANES numbers of an array begin."""
+    found = context.make_array(kind)(context, builder, array)
+    return builder.bitcast(cgutils.get_item_pointer(context, builder, kind, found, where, wraparound=False), _VECTOR.as_pointer())
 
 
-@_part
-def _added(y, v, a, b, c, d, e, f, g, h):
-    return y + v[0] * a + v[1] * b + v[2] * c + v[3] * d + v[4] * e + v[5] * f + v[6] * g + v[7] * h
+@_vectors
+def _something(_, x, r, k, low):
+    """A bit for each of x[r, k], x[r, k + 1], ... that is above nothing or, where `low` is, below it."""
+
+    def build(context, builder, signature, given):
+        numbers, nothing = builder.load(_at(context, builder, signature.args[0], *given[:3]), align=4), ir.Constant(_VECTOR, None)
+        above, other = (builder.bitcast(builder.fcmp_unordered(how, numbers, nothing), ir.IntType(LANES)) for how in (">", "!="))
+        below = builder.fcmp_ordered("<", given[3], ir.Constant(ir.FloatType(), 0.0))
+        return builder.zext(builder.select(below, other, above), ir.IntType(64))
+
+    return types.uint64(x, types.intp, types.intp, types.float32), build
 
 
-@_part
-def _block(p, q, u, v, w, k, out, r):
-    """Four rows of `out` get eight rows of w."""
-    for j in range(w.shape[1]):
-        a, b, c, d = w[k, j], w[k + 1, j], w[k + 2, j], w[k + 3, j]
-        e, f, g, h = w[k + 4, j], w[k + 5, j], w[k + 6, j], w[k + 7, j]
-        first, second = _added(out[r, j], p, a, b, c, d, e, f, g, h), _added(out[r + 1, j], q, a, b, c, d, e, f, g, h)
-        third, fourth = _added(out[r + 2, j], u, a, b, c, d, e, f, g, h), _added(out[r + 3, j], v, a, b, c, d, e, f, g, h)
-        out[r, j], out[r + 1, j], out[r + 2, j], out[r + 3, j] = first, second, third, fourth
+@_vectors
+def _lowest(_, bits):
+    """The place of the lowest bit."""
+
+    def build(context, builder, signature, given):
+        return builder.cttz(given[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), build
 
 
-@_part
-def _line(p, w, k, out, r):
-    """One row of `out` gets eight rows of w."""
-    for j in range(w.shape[1]):
-        out[r, j] = _added(out[r, j], p, w[k, j], w[k + 1, j], w[k + 2, j], w[k + 3, j], w[k + 4, j], w[k + 5, j], w[k + 6, j], w[k + 7, j])
+def _sums(count: int) -> Any:
+    @_vectors
+    def tile(_, x, r, terms, many, w, out, j):
+        """out[r, j:] += the sum of x[r, k] w[k, j:] over the first `many` terms k, for `count` vectors."""
+
+        def build(context, builder, signature, given):
+            kind, (x, r, terms, many, w, out, j) = signature.args, given
+
+            def place(of: int, array: Any, row: Any, i: int) -> Any:
+                column = builder.add(j, ir.Constant(j.type, i * LANES))
+                return _at(context, builder, kind[of], array, row, column)
+
+            def number(of: int, array: Any, *where: Any) -> Any:
+                found = context.make_array(kind[of])(context, builder, array)
+                return builder.load(cgutils.get_item_pointer(context, builder, kind[of], found, where, wraparound=False))
+
+            sums = [cgutils.alloca_once_value(builder, builder.load(place(5, out, r, i), align=4)) for i in range(count)]
+            with cgutils.for_range(builder, many) as loop:
+                k = number(2, terms, loop.index)
+                none = ir.Constant(_VECTOR, ir.Undefined)
+                one = builder.insert_element(none, number(0, x, r, k), ir.Constant(ir.IntType(32), 0))
+                all_of_it = builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), LANES), None))
+                for i in range(count):
+                    term = builder.fmul(all_of_it, builder.load(place(4, w, k, i), align=4), flags=("contract",))
+                    builder.store(builder.fadd(builder.load(sums[i]), term, flags=("contract",)), sums[i])
+            for i in range(count):
+                builder.store(builder.load(sums[i]), place(5, out, r, i), align=4)
+            return context.get_dummy_value()
+
+        return types.void(x, types.intp, terms, types.intp, w, out, types.intp), build
+
+    return tile
+
+
+_tile, _one = _sums(TILE), _sums(1)
 
 
 @_part
 def product(x, w, out, a, b, low):
-    """out += x w, of the rows a to b. (For a literal zero it would be compiled once more: whoever means all rows begins at x - x.)"""
-    most = w.shape[0]
-    eights = most // 8 * 8
-    for first in range(a, b, 16):
-        last = min(first + 16, b)
-        fours = first + (last - first) // 4 * 4
-        for k in range(0, eights, 8):
-            for r in range(first, fours, 4):
-                p, q, u, v = _eight(x, r, k, low), _eight(x, r + 1, k, low), _eight(x, r + 2, k, low), _eight(x, r + 3, k, low)
-                _block(p, q, u, v, w, k, out, r)
-            for r in range(fours, last):
-                _line(_eight(x, r, k, low), w, k, out, r)
-        for k in range(eights, most):
-            for r in range(first, last):
-                one = max(x[r, k], low)
-                for j in range(w.shape[1]):
-                    out[r, j] += one * w[k, j]
+    """out += x w, of the rows a to b. `low` = 0 reads x through a rectifier, `low` = -inf as it is. (For a literal zero it would be compiled once more:
+    whoever means all rows begins at x - x.)"""
+    most, wide, terms = w.shape[0], w.shape[1], np.empty(TERMS, dtype=np.int64)
+    tiles, ones = wide // (TILE * LANES) * TILE * LANES, wide // LANES * LANES
+    for first in range(a, b, ROWS):
+        for begin in range(0, most, TERMS):
+            end = min(begin + TERMS, most)
+            whole = begin + (end - begin) // LANES * LANES
+            for r in range(first, min(first + ROWS, b)):
+                many = np.uint64(0)
+                for k in range(begin, whole, LANES):
+                    bits = _something(x, r, k, low)
+                    while bits != 0:
+                        terms[many] = k + _lowest(bits)
+                        bits &= bits - np.uint64(1)
+                        many += np.uint64(1)
+                for k in range(whole, end):
+                    terms[many] = k
+                    many += np.uint64(max(x[r, k], low) != 0)
+                for j in range(0, tiles, TILE * LANES):
+                    _tile(x, r, terms, many, w, out, j)
+                for j in range(tiles, ones, LANES):
+                    _one(x, r, terms, many, w, out, j)
+                for i in range(np.int64(many) if ones < wide else 0):
+                    k = terms[i]
+                    for j in range(ones, wide):
+                        out[r, j] += x[r, k] * w[k, j]
 
 
 @_compiled(False, "reassoc")  # in which order these are added up, the compiler may choose
@@ -199,17 +257,43 @@ def few_rows(x, y, out, many, a, b, low):
                 out[i, j] += one * max(y[r, j], low)
 
 
+@_vectors
+def _turned(_, x, r, k, out, i, j):
+    """LANES rows of x from r on, as columns of `out` from j on, for LANES columns from k on: shuffled like a pack of cards, as often as two goes into LANES."""
+
+    def build(context, builder, signature, given):
+        x, r, k, out, i, j = given
+
+        def line(of: int, array: Any, row: Any, n: int, column: Any) -> Any:
+            return _at(context, builder, signature.args[of], array, builder.add(row, ir.Constant(row.type, n)), column)
+
+        half = LANES // 2
+        pairs = [
+            ir.Constant(ir.VectorType(ir.IntType(32), LANES), [at + side * LANES + n for n in range(half) for side in (0, 1)])
+            for at in (0, half)
+        ]
+        cards = [builder.load(line(0, x, r, n, k), align=4) for n in range(LANES)]
+        for _ in range(LANES.bit_length() - 1):
+            cards = [builder.shuffle_vector(cards[n], cards[n + half], pair) for n in range(half) for pair in pairs]
+        for n, card in enumerate(cards):
+            builder.store(card, line(3, out, i, n, j), align=4)
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, types.intp, out, types.intp, types.intp), build
+
+
 @_part
 def turn(x, many, a, b):
-    """Of the first rows the columns a to b, as rows; eight rows at a time are read side by side."""
-    out = np.empty((b - a, many), dtype=x.dtype)
-    eights = many // 8 * 8
-    for i in range(0, eights, 8):
-        for j in range(b - a):
-            for k in range(8):
-                out[j, i + k] = x[i + k, a + j]
-    for i in range(eights, many):
-        for j in range(b - a):
+    """Of the first rows the columns a to b, as rows, which begin where a vector may be read at once."""
+    flat = np.empty((b - a) * many + LANES, dtype=x.dtype)
+    skip = -(flat.ctypes.data // flat.itemsize) % LANES
+    out = flat[skip : skip + (b - a) * many].reshape(b - a, many)
+    rows, columns = many // LANES * LANES, (b - a) // LANES * LANES
+    for i in range(0, rows, LANES):
+        for j in range(0, columns, LANES):
+            _turned(x, i, a + j, out, j, i)
+    for j in range(b - a):
+        for i in range(rows if j < columns else 0, many):
             out[j, i] = x[i, a + j]
     return out
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.cpu_compiled import in_parts, loops
+from stochflow.cpu_compiled import floats, in_parts, loops
 from stochflow.dynamics import Neural, trainable_steps
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
@@ -93,5 +93,5 @@ def _room(dynamics: Any, traj: Trajectories) -> Any:
     many, (_, width, outs) = steps * batch, dynamics.head.weight.shape
     slots = np.empty((seeds, 1 << (2 * many - 1).bit_length()), dtype=np.int64)
     number, met, row = (np.empty(x, dtype=np.int64) for x in ((seeds, many), (seeds, many, 2), (steps, seeds, batch)))
-    hidden, table = (np.empty((seeds, many, wide), dtype=np.float32) for wide in (width, outs))
+    hidden, table = (floats(seeds, many, wide) for wide in (width, outs))
     return loops().Thought(slots, number, row, met, hidden, table, np.empty(seeds, dtype=np.int64))

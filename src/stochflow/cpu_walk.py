@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stochflow.channels import Slip
-from stochflow.cpu_compiled import in_parts, loops
+from stochflow.cpu_compiled import floats, in_parts, loops
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
 from stochflow.errors import UserError
@@ -62,7 +62,9 @@ class Room:
         table = trunk.table.weight.detach().numpy() if type(trunk) is _LookupTrunk else np.empty((seeds, 0, 0), dtype=np.float32)
         outs = columns if world.few else -(-columns // compiled.WIDE) * compiled.WIDE
         self.widths = mlp.width, table.shape[2]
-        heads = [np.zeros((seeds, outs, wide) if world.few else (seeds, wide, outs), dtype=np.float32) for wide in self.widths]
+        heads = [floats(seeds, outs, wide) if world.few else floats(seeds, wide, outs) for wide in self.widths]
+        for head in heads:
+            head.fill(0)
         bias = np.zeros((seeds, 1, outs), dtype=np.float32)
         self.net = compiled.Net(first, (*more, *heads), (*biases, bias), table)
         self.rows = _rows(world, policy.env, (seeds, _most(world, batch)), (*[mlp.width] * len(mlp.layers), table.shape[2]), outs, batch)
@@ -201,7 +203,7 @@ def _log_exponential(x: np.ndarray) -> None:
 def _rows(world: Any, env: Any, shape: tuple[int, int], widths: tuple[int, ...], outs: int, batch: int) -> Any:
     """Room for the states [S, R] that a batch may meet, of which the first one is known."""
     numbers = np.zeros((3, *shape), dtype=np.int64)
-    *inputs, out = [np.empty((*shape, wide), dtype=np.float32) for wide in (*widths, outs)]
+    *inputs, out = [floats(*shape, wide) for wide in (*widths, outs)]
     slots = np.empty((shape[0], 1 << (2 * batch - 1).bit_length()), dtype=np.int64)
     begin = np.zeros((shape[0], env.horizon + 2), dtype=np.int64)
     begin[:, 1] = 1
