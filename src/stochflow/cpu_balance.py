@@ -41,7 +41,6 @@ def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: in
     return plain(task, policy, dynamics, objective) and cpu_walk.fits(task, policy, batch)
 
 
-@torch.no_grad()
 def gradient(
     task: Task,
     policy: Any,
@@ -59,42 +58,38 @@ def gradient(
     `log_rewards` [S, B] or, `by_number`, [N] of all states; `log_k` [T, S, B, M] = log P(the realised move | each action); None: what is meant happens.
     """
     room, way, _ = trace
-    world, net, rows, compiled = room.world, room.net, room.rows, loops()
-    paid = log_rewards.numpy().take(way.final) if by_number else _as(log_rewards, way.final.shape)
-    arrivals = _NO_NOISE if log_k is None else _as(log_k, (*way.moves.shape, world.moves))
-    seeds, detailed, count = len(paid), isinstance(objective, DetailedBalance), rows.begin[:, world.asked].copy()
+    world, rows, seeds, compiled = room.world, room.rows, room.shape[0], loops()
     if room.kept is None or room.kept.flat is not flat:
         room.kept = _Memory(room, way, flat)
-    kept, said, log_z = room.kept, room.kept.said, room.kept.log_z * policy.LOG_Z_SCALE
-    judged = (rows.begin, rows.place, rows.outs, way.row, way.moves, way.alive, arrivals, paid, log_z, said)
-
+    kept, detailed, scale = room.kept, isinstance(objective, DetailedBalance), policy.LOG_Z_SCALE
+    paid = log_rewards.numpy() if by_number else _as(log_rewards, room.shape).reshape(-1)
+    arrivals = _NO_NOISE if log_k is None else _as(log_k, (*way.moves.shape, world.moves))
+    said, count = kept.said, rows.begin[:, world.asked].copy()
+    judged = (detailed, by_number, scale, world, rows.begin, rows.place, rows.outs, way, arrivals, paid, said, kept.log_z, kept.to_log_z)
     steps = (
-        (compiled.back, (world.few, count, net.stages, rows.inputs, said.slope, kept.to_inputs)),
+        (compiled.back, (world.few, count, room.net.stages, rows.inputs, said.slope, kept.to_inputs)),
         (compiled.teach, (world.few, count, rows.inputs, said.slope, kept.to_inputs, kept.to_stages, kept.to_biases)),
     )
 
     def work(s: int, e: int) -> None:
-        compiled.judge(s, e, detailed, world, *judged)
+        compiled.judge(s, e, *judged)
         for step, given in steps:
             if shared > 1:
                 one_by_one(lambda part: step(0, 1, part, shared, *given), shared)  # noqa: B023 - it is over before the next begins
             else:
                 step(s, e, 0, 1, *given)
-        kept.first[s:e].fill(0)
-        kept.table[s:e].fill(0)
-        to_inputs = kept.to_inputs[0], kept.to_inputs[-1]
-        compiled.spread(s, e, world.side, count, rows.number, rows.parent, rows.feature, rows.place, *to_inputs, kept.first, kept.table)
+        compiled.spread(s, e, world.side, count, rows.number, rows.parent, rows.feature, rows.place, *kept.ends)
 
-    shared = 1 if seeds > 1 else max(1, min(torch.get_num_threads(), count[0] * room.size // WORTH_PARTS))
+    shared = 1 if seeds > 1 else min(torch.get_num_threads(), count[0] * room.size // WORTH_PARTS)
     in_parts(work, seeds)
     for part, copy in kept.copies:
         np.copyto(part, copy)
-    kept.to_log_z[:, 0] = said.to_z * policy.LOG_Z_SCALE
-    loss, estimate = torch.from_numpy(said.loss), torch.from_numpy(said.estimate)
     if not note:
-        return Judged(loss, estimate, None, None)
-    flow = log_z + rows.outs[:, 0, world.flow] if detailed else log_z
-    return Judged(loss, estimate, torch.from_numpy(said.entropy), torch.from_numpy(flow[:, None]))
+        return kept.judged
+    flow = kept.log_z * scale
+    if detailed:
+        flow = flow + rows.outs[:, :1, world.flow]
+    return kept.judged._replace(entropy=torch.from_numpy(said.entropy), log_flow=torch.from_numpy(flow))
 
 
 _NO_NOISE = np.empty((0, 0, 0, 0), dtype=np.float32)
@@ -110,15 +105,17 @@ class _Memory:
     """Of one gradient after the other."""
 
     def __init__(self, room: Any, way: Any, flat: Any):
-        self.flat, self.said, self.to_inputs = flat, _said(room, way), tuple(floats(*x.shape) for x in room.rows.inputs)
+        self.flat, self.said = flat, _said(room, way)
+        self.judged = Judged(torch.from_numpy(self.said.loss), torch.from_numpy(self.said.estimate), None, None)
         of, net = {name: slope.numpy() for name, slope in flat.slopes.items()}, room.net
         prefix = "trunk.mlp.layers" if "trunk.table.weight" in of else "trunk.layers"
-        (self.first, *weights), biases = ([of[f"{prefix}.{i}.{kind}"] for i in range(len(net.stages) - 1)] for kind in ("weight", "bias"))
-        self.table, self.to_log_z = of.get("trunk.table.weight", net.table), of["log_z_unit"]
-        self.log_z = flat.named["log_z_unit"].detach().numpy()[:, 0]
-        heads = [floats(*x.shape) for x in (*net.stages[-2:], net.biases[-1])]  # as the loops have them
-        self.copies = [*room.head_parts(of["head.weight"], heads[:2]), (of["head.bias"], heads[2][..., : room.head.shape[2]])]
-        self.to_stages, self.to_biases = (*weights, *heads[:2]), (*biases, heads[2])
+        (first, *weights), biases = ([of[f"{prefix}.{i}.{kind}"] for i in range(len(net.stages) - 1)] for kind in ("weight", "bias"))
+        self.log_z, self.to_log_z = flat.named["log_z_unit"].detach().numpy(), of["log_z_unit"]
+        *heads, bias = [floats(*x.shape) for x in (*net.stages[-2:], net.biases[-1])]  # as the loops have them
+        self.copies = room.head_parts([of["head.weight"], of["head.bias"]], (*heads, bias))
+        self.to_inputs = tuple(floats(*x.shape) for x in room.rows.inputs)
+        self.to_stages, self.to_biases = (*weights, *heads), (*biases, bias)
+        self.ends = self.to_inputs[0], self.to_inputs[-1], first, of.get("trunk.table.weight", net.table)
 
 
 def _said(room: Any, way: Any) -> Any:
@@ -128,4 +125,4 @@ def _said(room: Any, way: Any) -> Any:
     laws = np.empty((2, seeds, many, moves * (2 if room.world.back else 1)), dtype=np.float32)
     led, gone = np.empty((seeds, steps, moves), dtype=np.float32), np.empty((seeds, many, 2), dtype=np.float32)
     slope, figures = floats(seeds, many, outs), np.empty((3, seeds, batch), dtype=np.float32)
-    return loops().Said(*laws, np.empty((seeds, steps)), np.empty((seeds, steps + 1)), led, gone, slope, *figures, np.empty(seeds))
+    return loops().Said(*laws, np.empty((seeds, steps)), np.empty((seeds, steps + 1)), led, gone, slope, *figures)

@@ -89,6 +89,7 @@ class Net(NamedTuple):
     the last layer and one the table."""
 
     first: np.ndarray  # [S, F, H]
+    first_bias: np.ndarray  # [S, 1, H]
     stages: tuple[np.ndarray, ...]  # [S, inputs, outputs]; a head of few outputs is turned
     biases: tuple[np.ndarray, ...]  # [S, 1, outputs] of all stages but the table's
     table: np.ndarray  # [S, rows, W]
@@ -315,6 +316,11 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
             row[0, seed, one] = way.final[seed, one] = 0
             for column in range(way.states.shape[3]):
                 way.states[0, seed, one, column] = world.blank
+        sums = rows.inputs[0]
+        for j in range(sums.shape[2] if begin == 0 and acts else 0):  # in the first state, the bias and, on a grid, one feature an axis
+            sums[seed, 0, j] = net.first_bias[seed, 0, j]
+            for axis in range(axes):
+                sums[seed, 0, j] += net.first[seed, axis * side, j]
         for t in range(begin, end):
             if asks[0] < asks[1]:
                 # What the network makes of this step's states, of which the first layer's sums are known.
@@ -396,7 +402,6 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
                         number[seed, new], rows.parent[seed, new], rows.feature[seed, new] = to, r, flag
                         for axis in range(axes):
                             place[seed, new, axis] = place[seed, r, axis] + (axis == move)
-                        sums = rows.inputs[0]
                         for j in range(sums.shape[2]):
                             sums[seed, new, j] = sums[seed, r, j] + net.first[seed, flag, j]
                         for j in range(sums.shape[2] if axes > 0 else 0):
@@ -469,16 +474,16 @@ class Said(NamedTuple):
     loss: np.ndarray  # [S, B]
     estimate: np.ndarray  # [S, B] of log Z
     entropy: np.ndarray  # [S, B] of the policy along the way
-    to_z: np.ndarray  # [S]
 
 
 @_loop
-def judge(s, e, detailed, world, begin, place, outs, row, moved, alive, log_k, paid, log_z, said):
-    """The residuals of the seeds s to e, and what the loss says to the network's outputs; `log_k` without entries: what is meant happens."""
+def judge(s, e, detailed, by_number, scale, world, begin, place, outs, way, log_k, paid, said, log_z, to_log_z):
+    """The residuals of the seeds s to e, and what the loss says to log Z and to the network's outputs; `log_k` without entries: what is meant happens."""
+    row, moved, alive = way.row, way.moves, way.alive
     x, law, led, slope, gone = said.x, said.e, said.led, said.slope, said.gone
     steps, batch, moves, axes, stop, flow = alive.shape[0], row.shape[2], world.moves, place.shape[2], world.stop, world.flow
     for seed in range(s, e):
-        count, decided, to_z, z = begin[seed, world.asked], 0, 0.0, float(log_z[seed])
+        count, decided, to_z, z = begin[seed, world.asked], 0, 0.0, float(log_z[seed, 0] * np.float32(scale))
         _weigh(seed, count, world, begin, place, outs, x[seed], law[seed])
         for r in range(count):
             gone[seed, r, 0] = gone[seed, r, 1] = 0
@@ -490,7 +495,8 @@ def judge(s, e, detailed, world, begin, place, outs, row, moved, alive, log_k, p
         share = 2 / max(decided, 1) if detailed else 2 / batch
         for b in range(batch):
             # Along the way log p(move), log P_B of the state before it, what was meant, and the policy's entropy.
-            left, entropy = float(paid[seed, b]), 0.0
+            worth = paid[way.final[seed, b] if by_number else seed * batch + b]
+            left, entropy = float(worth), 0.0
             for t in range(world.asked):
                 r = row[t, seed, b]
                 if r < 0:
@@ -534,7 +540,7 @@ def judge(s, e, detailed, world, begin, place, outs, row, moved, alive, log_k, p
                 if detailed:  # flow + log p - log P_B - flow of the next, where at the end the reward stands in for the flow
                     on = t + 1 < steps and alive[t + 1, seed, b]
                     residual = z + outs[seed, r, flow] + said.forth[seed, t]
-                    residual -= z + outs[seed, after, flow] if on else paid[seed, b]
+                    residual -= z + outs[seed, after, flow] if on else worth
                     if after >= 0 and axes > 0:
                         residual -= said.back[seed, t + 1]
                     loss += residual**2 * share * batch / 2
@@ -557,7 +563,7 @@ def judge(s, e, detailed, world, begin, place, outs, row, moved, alive, log_k, p
                 loss = residual**2
                 to_z += share * residual
             said.loss[seed, b], said.estimate[seed, b], said.entropy[seed, b] = loss, left, entropy
-        said.to_z[seed] = to_z
+        to_log_z[seed, 0] = to_z * scale
         for r in range(count):  # what is said to the logarithm of a sum is said to its terms
             for part in range(2 if world.back else 1):
                 whole = np.float32(0)
@@ -620,10 +626,14 @@ def _columns(x, many, out, a, b):
 
 @_loop
 def spread(s, e, side, count, number, parent, feature, place, to_first, to_table, first, table):
-    """What is said to the first layer's sums and to the table goes to the features and rows of the seeds s to e, which were cleared. A string has the
-    features of the row before it and one more, so that row is told what all that follow it were told."""
+    """What is said to the first layer's sums and to the table goes to the features and rows of the seeds s to e. A string has the features of the row
+    before it and one more, so that row is told what all that follow it were told."""
     for seed in range(s, e):
         words, out = to_first[seed], first[seed]
+        for array in (first, table):
+            for i in range(array.shape[1]):
+                for j in range(array.shape[2]):
+                    array[seed, i, j] = 0
         for r in range(count[seed] - 1, -1, -1):
             for axis in range(place.shape[2]):
                 flag = axis * side + place[seed, r, axis]
@@ -655,7 +665,7 @@ def update(s, e, part, parts, sums, steps, first, pieces, found, norms, clip, gr
     """Of the seeds s to e, of one of so many parts of each seed's pieces, which begin at first[seed]: the sums of squares, if it `sums`, and, if it
     `steps`, Adam's step of a gradient scaled to a norm of at most `clip`, and the average. `pace` = the rate over the first moment's correction, one
     over the root of the second's, and the average's share."""
-    rate, root, share = pace[0], pace[1], pace[2]
+    rate, root, share = np.float32(pace[0]), np.float32(pace[1]), np.float32(pace[2])
     old, older = np.float32(0.9), np.float32(0.999)
     new, newer, tiny = np.float32(1 - 0.9), np.float32(1 - 0.999), np.float32(1e-8)
     for seed in range(s, e):
@@ -815,11 +825,12 @@ def warm() -> None:
     def no(dimensions: int, kind: type = np.float32) -> np.ndarray:
         return np.empty((0,) * dimensions, dtype=kind)
 
-    world, begin, count = World(False, 2, 1, 0, 2, 0, True, True, 0, True, 0), no(2, np.int64), no(1, np.int64)
-    said = Said(no(3), no(3), no(2, float), no(2, float), no(3), no(3), no(3), no(2), no(2), no(2), no(1, float))
-    model, numbers = Model(no(3), no(3), no(3), no(3)), no(3, np.int64)
-    thought = Thought(begin, begin, numbers, numbers, no(3), no(3), count)
-    judge(0, 0, True, world, begin, numbers, no(3), numbers, numbers, no(3, bool), no(4), no(2), no(1), said)
-    back(0, 0, 0, 1, True, count, (no(3),) * 3, (no(3),) * 3, no(3), (no(3),) * 3)
-    teach(0, 0, 0, 1, True, count, (no(3),) * 3, no(3), (no(3),) * 3, (no(3),) * 3, (no(3),) * 3)
+    world, three = World(False, 2, 1, 0, 2, 0, True, True, 0, True, 0), (no(3),) * 3
+    count, lists, numbers = no(1, np.int64), no(2, np.int64), no(3, np.int64)
+    way = Way(no(4, np.int64), numbers, numbers, no(3, bool), numbers, lists)
+    said = Said(no(3), no(3), no(2, float), no(2, float), no(3), no(3), no(3), no(2), no(2), no(2))
+    judge(0, 0, True, True, 1.0, world, lists, numbers, no(3), way, no(4), no(1), said, no(2), no(2))
+    back(0, 0, 0, 1, True, count, three, three, no(3), three)
+    teach(0, 0, 0, 1, True, count, three, no(3), three, three, three)
+    model, thought = Model(no(3), no(3), no(3), no(3)), Thought(lists, lists, numbers, numbers, no(3), no(3), count)
     blame(0, 0, True, 2, 2, no(4, np.int64), numbers, numbers, no(3, bool), model, thought, model, no(1))

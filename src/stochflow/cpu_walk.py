@@ -56,44 +56,34 @@ class Room:
         columns = sum(policy.sizes) if keeps else policy.env.num_moves  # who only walks asks about nothing else
         self.world = world = _world(policy, keeps, columns)
         mlp, trunk, seeds = inner_mlp(policy.trunk), policy.trunk, policy.num_seeds
-        self.head, self.head_bias = (x.detach().numpy()[..., :columns] for x in (policy.head.weight, policy.head.bias))
         first, *more = [layer.weight.detach().numpy() for layer in mlp.layers]
-        self.first_bias, *biases = [layer.bias.detach().numpy() for layer in mlp.layers]
+        first_bias, *biases = [layer.bias.detach().numpy() for layer in mlp.layers]
+        head = [x.detach().numpy()[..., :columns] for x in (policy.head.weight, policy.head.bias)]
         table = trunk.table.weight.detach().numpy() if type(trunk) is _LookupTrunk else np.empty((seeds, 0, 0), dtype=np.float32)
         outs = columns if world.few else -(-columns // compiled.WIDE) * compiled.WIDE
-        self.widths = mlp.width, table.shape[2]
-        heads = [floats(seeds, outs, wide) if world.few else floats(seeds, wide, outs) for wide in self.widths]
-        for head in heads:
-            head.fill(0)
-        bias = np.zeros((seeds, 1, outs), dtype=np.float32)
-        self.net = compiled.Net(first, (*more, *heads), (*biases, bias), table)
+        heads = [floats(seeds, outs, wide) if world.few else floats(seeds, wide, outs) for wide in (mlp.width, table.shape[2])]
+        copies = (*heads, floats(seeds, 1, outs))
+        for copy in copies:
+            copy.fill(0)
+        self.net = compiled.Net(first, first_bias, (*more, *heads), (*biases, copies[-1]), table)
         self.rows = _rows(world, policy.env, (seeds, _most(world, batch)), (*[mlp.width] * len(mlp.layers), table.shape[2]), outs, batch)
         self.size = sum(stage[0].size for stage in self.net.stages)  # numbers of a seed
-        self.copies = [*self.head_parts(self.head, self.net.stages[-2:]), (self.head_bias, bias[..., :columns])]
+        self.copies = self.head_parts(head, copies)
         self.shape, device = (seeds, batch), policy.device
         self.even, self.none, self.real = np.ones(self.shape, dtype=np.float32), nothing(self.shape, device), always(self.shape, device)
         self.kept: Any = None
         self._where = policy.head.weight.data_ptr()
 
+    def head_parts(self, head: list[np.ndarray], copies: tuple[np.ndarray, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """A head [S, H + W, O] and its bias, of which loops have other forms: each part beside its copy."""
+        (weight, bias), (*same, last), wide = head, copies, self.rows.inputs[0].shape[2]
+        same = [x.transpose(0, 2, 1) if self.world.few else x[..., : weight.shape[2]] for x in same]
+        parts = [(weight[:, :wide], same[0]), (weight[:, wide:], same[1]), (bias, last[..., : weight.shape[2]])]
+        return [(part, copy) for part, copy in parts if part.size > 0]
+
     def serves(self, policy: Any, batch: int) -> bool:
         """Whether it is this policy's, and its weights are where they were."""
         return self.policy is policy and self.batch == batch and policy.head.weight.data_ptr() == self._where
-
-    def head_parts(self, head: np.ndarray, copies: tuple[np.ndarray, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The parts of a head [S, H + W, O], each beside its copy."""
-        wide, outs = self.widths[0], head.shape[2]
-        same = [x.transpose(0, 2, 1) if self.world.few else x[..., :outs] for x in copies]
-        return [(head[:, :wide], same[0]), (head[:, wide:], same[1])][: 2 if self.widths[1] else 1]
-
-    def begin(self) -> None:
-        """The head's copies are of today's weights, and all stand in the first state, of which the first layer's sums are the bias and, on a grid, one
-        feature an axis."""
-        for part, copy in self.copies:
-            np.copyto(copy, part)
-        sums, side = self.rows.inputs[0][:, 0], self.world.side
-        sums[:] = self.first_bias[:, 0]
-        for axis in range(self.rows.place.shape[2]):
-            sums += self.net.first[:, axis * side]
 
 
 class Trace(NamedTuple):
@@ -116,17 +106,17 @@ def traced_walk(task: Task, policy: Any, batch: int, explore: Fading | float | N
     return _walk(task, room, chance, None)
 
 
-@torch.no_grad()
 def _walk(task: Task, room: Room, explore: Any, temper: Any) -> tuple[Trajectories, Trace]:
     env, world, (seeds, batch) = task.env, room.world, room.shape
     chance = _chance(env, room, explore, temper)
-    after = None if env.free else int(torch.randint(2**62, ()))
     channel, asks = task.channel, not task.channel.exact
+    after = int(torch.randint(2**62, ())) if asks and not env.free else None
     if type(channel) is Slip and asks:
         drawn = torch.rand(env.horizon, seeds * batch * (env.num_moves + 1)).numpy()
         chance, asks = chance._replace(slips=drawn, slip=np.float32(channel.alpha)), False
     way, walk = _way(env, seeds, batch), loops().walk
-    room.begin()
+    for part, copy in room.copies:
+        np.copyto(copy, part)
     given = (world, room.net, room.rows, way, chance)
     if asks:
         _ask_at_every_step(task, seeds, given)
@@ -153,6 +143,7 @@ def _one_seed(most: int, given: tuple[Any, ...]) -> None:
         t = walk(0, 1, t + 1, end, _ALL, True, True, most, *given)
 
 
+@torch.no_grad()
 def _ask_at_every_step(task: Task, seeds: int, given: tuple[Any, ...]) -> None:
     """Where a channel of any other kind has to be asked what comes of an action."""
     env, (world, _, _, way, _), walk, most = task.env, given, loops().walk, 1 << 62
@@ -179,9 +170,12 @@ def _world(policy: Any, keep: bool, columns: int) -> Any:
 
 
 def _chance(env: Any, room: Room, explore: Any, temper: Any) -> Any:
-    noise = torch.rand(env.horizon, *room.shape, env.num_moves).numpy()
+    shape, many = (env.horizon, *room.shape), env.horizon * room.shape[0] * room.shape[1]
+    drawn = torch.rand(many * (env.num_moves + (explore is not None))).numpy()
+    noise, coins = drawn[: many * env.num_moves].reshape(*shape, env.num_moves), _NONE[None]
     in_parts(lambda s, e: _log_exponential(noise[:, s:e]), room.shape[0], 1 + noise.size // WORTH_A_THREAD)
-    coins = _NONE[None] if explore is None else torch.rand(env.horizon, *room.shape).numpy()
+    if explore is not None:
+        coins = drawn[many * env.num_moves :].reshape(shape)
     chance = np.float32(0 if explore is None else float(explore))
     tempers = room.even
     if temper is not None:

@@ -111,35 +111,44 @@ class FlatParameters:
         pieces = [x for g, gap in zip(gradients, self._gaps, strict=True) for x in (g.flatten(), gap) if len(x)]
         torch.cat(pieces, out=self.values.grad)
 
-    @torch.no_grad()
     def update(self, step: Tensor, ends: bool = False) -> Tensor:
         """Scale each seed's gradient to a norm of at most `clip`, one Adam step, then the average; `step` = iterations before this one, to which it is
         added where this update `ends` it (a GPU would need another kernel).
 
         The norms before clipping [S], in memory that the next update overwrites.
         """
-        grad = self.values.grad
-        assert grad is not None
         if self.kernel is not None:
-            pace = {"lr": self.lr, "tau": self.TAU, "decay": self.decay, "recent": self.RECENT, "follow": self.FOLLOW, "clip": self.clip}
-            state = (self.values, grad, self.moments, self.average, self.follower, self.norms, self.adam_steps, self.spans)
-            with torch.cuda.device(grad.device):
-                self.kernel.update(*state, step, ends, **pace)
+            self._by_kernel(step, ends)
             return self.norms
-        rate, share = self._pace(step)
         if self._compiled is not None:
-            self._compiled.update(rate, share, float(self.clip))
+            self._compiled.update(*self._pace(step), float(self.clip))
         else:
-            self._clip(grad)
-            self._adam(rate)
-            self.average.lerp_(self.values, share)
-            if self.follower is not None:
-                self.follower.lerp_(self.values, self.FOLLOW)
+            self._by_operators(step)
         if ends and step.device.type == "cpu":
             step.numpy()[...] += 1  # without the way through an operator
         elif ends:
             step += 1
         return self.norms
+
+    @torch.no_grad()
+    def _by_kernel(self, step: Tensor, ends: bool) -> None:
+        grad = self.values.grad
+        assert grad is not None
+        pace = {"lr": self.lr, "tau": self.TAU, "decay": self.decay, "recent": self.RECENT, "follow": self.FOLLOW, "clip": self.clip}
+        state = (self.values, grad, self.moments, self.average, self.follower, self.norms, self.adam_steps, self.spans)
+        with torch.cuda.device(grad.device):
+            self.kernel.update(*state, step, ends, **pace)
+
+    @torch.no_grad()
+    def _by_operators(self, step: Tensor) -> None:
+        grad, (rate, share) = self.values.grad, self._pace(step)
+        assert grad is not None
+        self._clip(grad)
+        self._adam(rate)
+        self.average.lerp_(self.values, share)
+        if self.follower is not None:
+            self.follower.lerp_(self.values, self.FOLLOW)
+
 
     def _pace(self, step: Tensor) -> Any:
         """Adam's rate and the average's weight: on a CPU as numbers, which cost less than operators; else where nobody has to wait for them."""
@@ -218,9 +227,9 @@ class _Compiled:
         compiled = loops()
         self.steps[0] += 1
         done = float(self.steps[0])
-        pace = np.array([rate / (1 - 0.9**done), (1 - 0.999**done) ** -0.5, share], dtype=np.float32)
+        pace = rate / (1 - 0.9**done), (1 - 0.999**done) ** -0.5, share
         given = self.first, self.pieces, self.found, self.norms, clip, *self.state, pace
-        parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 else 1
+        parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 < self.parts else 1
         if parts == 1:
             in_parts(lambda s, e: compiled.update(s, e, 0, 1, True, True, *given), self.seeds, self.parts)
             return

@@ -56,13 +56,14 @@ def rollout(
     if env.free:
         return _free_rollout(task, steps, state, logits, cache, memory, noise, own, temper)
     # How many steps are walked must not show in later random numbers, or one seed's trajectories would touch another's.
-    after = int(torch.randint(2**62, ())) if device.type == "cpu" else None
+    draws = not task.channel.exact or env.horizon * logits.numel() > ALL_AT_ONCE  # on the way
+    after = int(torch.randint(2**62, ())) if draws and device.type == "cpu" else None
     stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
     states, actions, moves, alives = [state], list[Tensor](), list[Tensor](), list[Tensor]()
     for t in range(env.horizon):
         before = state
         state, action, move, alive, stopped, memory = steps.turn(task, state, logits, stopped, memory, noise(t), own(t), temper)
-        if after is not None and not bool(alive.any()):  # all have finished; a GPU would have to be waited for
+        if device.type == "cpu" and not bool(alive.any()):  # all have finished; a GPU would have to be waited for
             left = env.horizon - t
             actions, moves, alives = actions + left * [action], moves + left * [move], alives + left * [alive]
             states += left * [before]

@@ -157,7 +157,6 @@ class Trainer:
         figures = _figures(batch, log_z, terms.log_reward, terms.entropy.sum((0, 2)))
         return loss, [x.detach() for x in (*figures, *[extra[name] for name in self.objective.reports])]
 
-    @torch.no_grad()
     def _judge_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
         """The same from what the rollout kept, with the gradient already taken."""
         log_rewards, trace = self._log_rewards(traj), self._looks_up(traj)
@@ -175,7 +174,7 @@ class Trainer:
         """[S, B] of what a rollout with a trace has built; [N] of all states, to be looked up by number, where they are known."""
         if self._looks_up(traj) is not None:
             return self._worth[1]
-        with self._alone():
+        with torch.no_grad(), self._alone():
             return self.task.reward(traj.score, traj.states[-1], self.step).float()
 
     def _balance_by_trace(self, traj: Trajectories, log_rewards: Tensor, note: bool) -> Judged:
@@ -193,7 +192,7 @@ class Trainer:
         if self._noise is not None and self.dynamics_flat is not None:
             return self._noise.arrivals(self.dynamics, self.dynamics_flat.averaged(), traj)
         env, here = self.task.env, traj.states[:-1]
-        with self._steady_dynamics(), self._alone():
+        with torch.no_grad(), self._steady_dynamics(), self._alone():
             return self.dynamics.arrivals(here, env.real_moves(env.moves(here)), traj.moves)
 
     def iterate(self, note: bool = True) -> None:
