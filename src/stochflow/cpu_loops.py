@@ -624,6 +624,13 @@ def _columns(x, many, out, a, b):
             to[j] += line[j]
 
 
+@_part
+def _plus(x, out):
+    """One row to another. (As part of a longer loop it would not be vectorised.)"""
+    for j in range(len(out)):
+        out[j] += x[j]
+
+
 @_loop
 def spread(s, e, side, count, number, parent, feature, place, to_first, to_table, first, table):
     """What is said to the first layer's sums and to the table goes to the features and rows of the seeds s to e. A string has the features of the row
@@ -636,14 +643,10 @@ def spread(s, e, side, count, number, parent, feature, place, to_first, to_table
                     array[seed, i, j] = 0
         for r in range(count[seed] - 1, -1, -1):
             for axis in range(place.shape[2]):
-                flag = axis * side + place[seed, r, axis]
-                for j in range(words.shape[1]):
-                    out[flag, j] += words[r, j]
+                _plus(words[r], out[axis * side + place[seed, r, axis]])
             if place.shape[2] == 0 and r > 0:
-                flag, before = feature[seed, r], parent[seed, r]
-                for j in range(words.shape[1]):
-                    out[flag, j] += words[r, j]
-                    words[before, j] += words[r, j]
+                _plus(words[r], out[feature[seed, r]])
+                _plus(words[r], words[parent[seed, r]])
             for j in range(table.shape[2]):
                 table[seed, min(number[seed, r], table.shape[1] - 1), j] += to_table[seed, r, j]
 

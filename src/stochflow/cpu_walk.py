@@ -173,9 +173,9 @@ def _chance(env: Any, room: Room, explore: Any, temper: Any) -> Any:
     shape, many = (env.horizon, *room.shape), env.horizon * room.shape[0] * room.shape[1]
     drawn = torch.rand(many * (env.num_moves + (explore is not None))).numpy()
     noise, coins = drawn[: many * env.num_moves].reshape(*shape, env.num_moves), _NONE[None]
-    in_parts(lambda s, e: _log_exponential(noise[:, s:e]), room.shape[0], 1 + noise.size // WORTH_A_THREAD)
     if explore is not None:
         coins = drawn[many * env.num_moves :].reshape(shape)
+    in_parts(lambda s, e: _log_exponential(noise[:, s:e]), room.shape[0], 1 + noise.size // WORTH_A_THREAD)
     chance = np.float32(0 if explore is None else float(explore))
     tempers = room.even
     if temper is not None:

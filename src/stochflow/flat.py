@@ -121,11 +121,12 @@ class FlatParameters:
             self._by_kernel(step, ends)
             return self.norms
         if self._compiled is not None:
-            self._compiled.update(*self._pace(step), float(self.clip))
+            rate, share = self._pace(step)
+            self._compiled.update(rate, share, float(self.clip))
         else:
             self._by_operators(step)
         if ends and step.device.type == "cpu":
-            step.numpy()[...] += 1  # without the way through an operator
+            step.numpy().fill(step.item() + 1)  # without the way through an operator
         elif ends:
             step += 1
         return self.norms
@@ -148,7 +149,6 @@ class FlatParameters:
         self.average.lerp_(self.values, share)
         if self.follower is not None:
             self.follower.lerp_(self.values, self.FOLLOW)
-
 
     def _pace(self, step: Tensor) -> Any:
         """Adam's rate and the average's weight: on a CPU as numbers, which cost less than operators; else where nobody has to wait for them."""
