@@ -203,7 +203,7 @@ def _sums(count: int) -> Any:
     return tile
 
 
-_tile, _one = _sums(TILE), _sums(1)
+_tile, _half, _one = _sums(TILE), _sums(TILE // 2), _sums(1)
 
 
 @_part
@@ -211,7 +211,8 @@ def product(x, w, out, a, b, low):
     """out += x w, of the rows a to b. `low` = 0 reads x through a rectifier, `low` = -inf as it is. (For a literal zero it would be compiled once more:
     whoever means all rows begins at x - x.)"""
     most, wide, terms = w.shape[0], w.shape[1], np.empty(TERMS, dtype=np.int64)
-    tiles, ones = wide // (TILE * LANES) * TILE * LANES, wide // LANES * LANES
+    tile = TILE * LANES
+    tiles, halves, ones = wide // tile * tile, wide // (tile // 2) * (tile // 2), wide // LANES * LANES
     for first in range(a, b, ROWS):
         for begin in range(0, most, TERMS):
             end = min(begin + TERMS, most)
@@ -227,9 +228,11 @@ def product(x, w, out, a, b, low):
                 for k in range(whole, end):
                     terms[many] = k
                     many += np.uint64(max(x[r, k], low) != 0)
-                for j in range(0, tiles, TILE * LANES):
+                for j in range(0, tiles, tile):
                     _tile(x, r, terms, many, w, out, j)
-                for j in range(tiles, ones, LANES):
+                for j in range(tiles, halves, tile // 2):
+                    _half(x, r, terms, many, w, out, j)
+                for j in range(halves, ones, LANES):
                     _one(x, r, terms, many, w, out, j)
                 for i in range(np.int64(many) if ones < wide else 0):
                     k = terms[i]
@@ -752,9 +755,7 @@ def ponder(s, e, string, side, stop, moves, states, moved, alive, model, thought
             for j in range(width):
                 hidden[seed, r, j] = model.first_bias[seed, 0, j]
             for column in range(t if string else wide):
-                flag = column * side + states[t, seed, b, column]
-                for j in range(width):
-                    hidden[seed, r, j] += model.first[seed, flag, j]
+                _plus(model.first[seed, column * side + states[t, seed, b, column]], hidden[seed, r])
         dots(hidden[seed], turn(model.head[seed], width, new - new, table.shape[2]), table[seed], new - new, new, np.float32(0))
         for r in range(new):
             t, b, law = thought.met[seed, r, 0], thought.met[seed, r, 1], table[seed, r]
@@ -796,7 +797,7 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
         losses[seed] = loss / max(steps, 1)
         for r in range(count):
             for action in range(moves):
-                for m in range(moves):
+                for m in range(moves if often[r, action] > 0 else 0):
                     likely = often[r, action] * math.exp(thought.table[seed, r, action * moves + m])
                     said[r, action * moves + m] = (said[r, action * moves + m] + likely) * share
         hidden, none = thought.hidden[seed], count - count
@@ -813,9 +814,7 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
             for j in range(width):  # nothing goes back to where nothing came from
                 to_hidden[r, j] = to_hidden[r, j] if hidden[r, j] > 0 else np.float32(0)
             for column in range(t if string else states.shape[3]):
-                flag = column * side + states[t, seed, b, column]
-                for j in range(width):
-                    into.first[seed, flag, j] += to_hidden[r, j]
+                _plus(to_hidden[r], into.first[seed, column * side + states[t, seed, b, column]])
         _columns(to_hidden, count, into.first_bias[seed, 0], none, width)
 
 
