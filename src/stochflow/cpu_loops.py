@@ -133,40 +133,55 @@ class Chance(NamedTuple):
 # Products. Half of what comes out of a rectifier is nothing, so a row of the result is the sum over those terms alone that are something. A block of rows and
 # a block of terms stay in the first cache, the sums of `TILE` vectors in registers: numba has no vectors, so these few functions say what LLVM should do.
 
-LANES = 16 if get_host_cpu_features().get("avx512f") else 8  # numbers of a vector
+_COMPRESSES = bool(get_host_cpu_features().get("avx512f"))  # one instruction puts some numbers of a vector side by side
+LANES = 16 if _COMPRESSES else 8  # numbers of a vector
 TILE = 8  # vectors
 ROWS, TERMS = 16, 32  # of a block
-_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+_FLOATS, _PLACES = (ir.VectorType(kind, LANES) for kind in (ir.FloatType(), ir.IntType(32)))
 _vectors: Any = intrinsic
 
 
-def _at(context, builder, kind, array, *where):
-    """Where LANES numbers of an array begin."""
-    found = context.make_array(kind)(context, builder, array)
-    return builder.bitcast(cgutils.get_item_pointer(context, builder, kind, found, where, wraparound=False), _VECTOR.as_pointer())
+def _pointer(context, builder, kind, array, *where):
+    """To an entry of an array."""
+    return cgutils.get_item_pointer(context, builder, kind, context.make_array(kind)(context, builder, array), where, wraparound=False)
+
+
+def _at(vector, *given):
+    """To LANES entries of an array, from one on."""
+    return given[1].bitcast(_pointer(*given), vector.as_pointer())
+
+
+def _each(builder, number, vector):
+    """LANES times the same number."""
+    none = ir.Constant(vector, ir.Undefined)
+    return builder.shuffle_vector(builder.insert_element(none, number, ir.Constant(ir.IntType(32), 0)), none, ir.Constant(_PLACES, None))
 
 
 @_vectors
-def _something(_, x, r, k, low):
-    """A bit for each of x[r, k], x[r, k + 1], ... that is above nothing or, where `low` is, below it."""
+def _listed(_, x, r, k, low, terms, many):
+    """The places of those of LANES numbers, from x[r, k] on, which are above nothing or, where `low` is, below it: they are written to terms[many] and on.
+    How many are listed then."""
 
     def build(context, builder, signature, given):
-        numbers, nothing = builder.load(_at(context, builder, signature.args[0], *given[:3]), align=4), ir.Constant(_VECTOR, None)
-        above, other = (builder.bitcast(builder.fcmp_unordered(how, numbers, nothing), ir.IntType(LANES)) for how in (">", "!="))
-        below = builder.fcmp_ordered("<", given[3], ir.Constant(ir.FloatType(), 0.0))
-        return builder.zext(builder.select(below, other, above), ir.IntType(64))
+        (x, r, k, low, terms, many), kind = given, signature.args
+        numbers, nothing = builder.load(_at(_FLOATS, context, builder, kind[0], x, r, k), align=4), ir.Constant(_FLOATS, None)
+        below = builder.fcmp_ordered("<", low, ir.Constant(ir.FloatType(), 0.0))
+        above, other = (builder.fcmp_unordered(how, numbers, nothing) for how in (">", "!="))  # what is not a number is something
+        chosen, first = builder.select(below, other, above), builder.trunc(k, ir.IntType(32))
+        places = builder.add(_each(builder, first, _PLACES), ir.Constant(_PLACES, list(range(LANES))))
+        if _COMPRESSES:
+            how = ir.FunctionType(_PLACES, (_PLACES, _PLACES, chosen.type))
+            compress = cgutils.get_or_insert_function(builder.module, how, f"llvm.x86.avx512.mask.compress.v{LANES}i32")
+            listed = builder.call(compress, (places, ir.Constant(_PLACES, None), chosen))
+            builder.store(listed, _at(_PLACES, context, builder, kind[4], terms, many), align=4)
+            count = builder.ctpop(builder.bitcast(chosen, ir.IntType(LANES)))
+            return builder.add(many, builder.zext(count, many.type))
+        for lane in (ir.Constant(ir.IntType(32), i) for i in range(LANES)):
+            builder.store(builder.extract_element(places, lane), _pointer(context, builder, kind[4], terms, many))
+            many = builder.add(many, builder.zext(builder.extract_element(chosen, lane), many.type))
+        return many
 
-    return types.uint64(x, types.intp, types.intp, types.float32), build
-
-
-@_vectors
-def _lowest(_, bits):
-    """The place of the lowest bit."""
-
-    def build(context, builder, signature, given):
-        return builder.cttz(given[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), build
+    return types.intp(x, types.intp, types.intp, types.float32, terms, types.intp), build
 
 
 def _sums(count: int) -> Any:
@@ -175,24 +190,17 @@ def _sums(count: int) -> Any:
         """out[r, j:] += the sum of x[r, k] w[k, j:] over the first `many` terms k, for `count` vectors."""
 
         def build(context, builder, signature, given):
-            kind, (x, r, terms, many, w, out, j) = signature.args, given
+            (x, r, terms, many, w, out, j), kind = given, signature.args
 
             def place(of: int, array: Any, row: Any, i: int) -> Any:
-                column = builder.add(j, ir.Constant(j.type, i * LANES))
-                return _at(context, builder, kind[of], array, row, column)
-
-            def number(of: int, array: Any, *where: Any) -> Any:
-                found = context.make_array(kind[of])(context, builder, array)
-                return builder.load(cgutils.get_item_pointer(context, builder, kind[of], found, where, wraparound=False))
+                return _at(_FLOATS, context, builder, kind[of], array, row, builder.add(j, ir.Constant(j.type, i * LANES)))
 
             sums = [cgutils.alloca_once_value(builder, builder.load(place(5, out, r, i), align=4)) for i in range(count)]
             with cgutils.for_range(builder, many) as loop:
-                k = number(2, terms, loop.index)
-                none = ir.Constant(_VECTOR, ir.Undefined)
-                one = builder.insert_element(none, number(0, x, r, k), ir.Constant(ir.IntType(32), 0))
-                all_of_it = builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), LANES), None))
+                k = builder.sext(builder.load(_pointer(context, builder, kind[2], terms, loop.index)), j.type)
+                each = _each(builder, builder.load(_pointer(context, builder, kind[0], x, r, k)), _FLOATS)
                 for i in range(count):
-                    term = builder.fmul(all_of_it, builder.load(place(4, w, k, i), align=4), flags=("contract",))
+                    term = builder.fmul(each, builder.load(place(4, w, k, i), align=4), flags=("contract",))
                     builder.store(builder.fadd(builder.load(sums[i]), term, flags=("contract",)), sums[i])
             for i in range(count):
                 builder.store(builder.load(sums[i]), place(5, out, r, i), align=4)
@@ -210,7 +218,7 @@ _tile, _half, _one = _sums(TILE), _sums(TILE // 2), _sums(1)
 def product(x, w, out, a, b, low):
     """out += x w, of the rows a to b. `low` = 0 reads x through a rectifier, `low` = -inf as it is. (For a literal zero it would be compiled once more:
     whoever means all rows begins at x - x.)"""
-    most, wide, terms = w.shape[0], w.shape[1], np.empty(TERMS, dtype=np.int64)
+    most, wide, terms = w.shape[0], w.shape[1], np.empty(TERMS + LANES, dtype=np.int32)
     tile = TILE * LANES
     tiles, halves, ones = wide // tile * tile, wide // (tile // 2) * (tile // 2), wide // LANES * LANES
     for first in range(a, b, ROWS):
@@ -218,23 +226,19 @@ def product(x, w, out, a, b, low):
             end = min(begin + TERMS, most)
             whole = begin + (end - begin) // LANES * LANES
             for r in range(first, min(first + ROWS, b)):
-                many = np.uint64(0)
+                many = 0
                 for k in range(begin, whole, LANES):
-                    bits = _something(x, r, k, low)
-                    while bits != 0:
-                        terms[many] = k + _lowest(bits)
-                        bits &= bits - np.uint64(1)
-                        many += np.uint64(1)
+                    many = _listed(x, r, k, low, terms, many)
                 for k in range(whole, end):
                     terms[many] = k
-                    many += np.uint64(max(x[r, k], low) != 0)
+                    many += max(x[r, k], low) != 0
                 for j in range(0, tiles, tile):
                     _tile(x, r, terms, many, w, out, j)
                 for j in range(tiles, halves, tile // 2):
                     _half(x, r, terms, many, w, out, j)
                 for j in range(halves, ones, LANES):
                     _one(x, r, terms, many, w, out, j)
-                for i in range(np.int64(many) if ones < wide else 0):
+                for i in range(many if ones < wide else 0):
                     k = terms[i]
                     for j in range(ones, wide):
                         out[r, j] += x[r, k] * w[k, j]
@@ -269,7 +273,7 @@ def _turned(_, x, r, k, out, i, j):
         x, r, k, out, i, j = given
 
         def line(of: int, array: Any, row: Any, n: int, column: Any) -> Any:
-            return _at(context, builder, signature.args[of], array, builder.add(row, ir.Constant(row.type, n)), column)
+            return _at(_FLOATS, context, builder, signature.args[of], array, builder.add(row, ir.Constant(row.type, n)), column)
 
         half = LANES // 2
         pairs = [
