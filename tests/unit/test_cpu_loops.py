@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -64,3 +67,19 @@ def test_rows_become_columns(shape):
     rows, columns = shape
     assert np.array_equal(_turn(x, rows, 0, columns), x.T)
     assert np.array_equal(_turn(x, rows - 1, columns // 5, columns), x[: rows - 1, columns // 5 :].T)
+
+
+def test_a_processor_without_wide_vectors_has_the_same_products():
+    """The tests above once more, where this processor is said to have vectors of eight numbers and no instruction that lists some of them."""
+    code = """
+import sys, llvmlite.binding as binding, pytest
+found = binding.get_host_cpu_features()
+for name in list(found):
+    if name.startswith("avx512"):
+        found[name] = False
+binding.get_host_cpu_features = lambda: found
+from stochflow import cpu_loops
+assert cpu_loops.LANES == 8
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", "not without_wide", sys.argv[1]]))
+"""
+    subprocess.run([sys.executable, "-c", code, __file__], check=True, stdout=subprocess.DEVNULL)
