@@ -4,8 +4,11 @@
 
 Of each task of the comparison at batch 16, the states that a batch meets are counted in a real run, each distinct one once a seed. Then the products
 of a network of that size over so many states are timed, as few and as large as they can be: through each layer once, back through each once, and
-the sums that weights get. (A rollout has to ask step by step, in many small products, so this is less than anyone can do.) The first layer, whose
-inputs are flags, is left out. Beside it stand one fused Adam step and the average of the weights, which read and write every parameter.
+the sums that weights get. (A rollout has to ask step by step, in many small products, so this is less than anyone can do who adds up every term.) The
+first layer, whose inputs are flags, is left out. Beside it stand one fused Adam step and the average of the weights, which read and write every parameter.
+
+The same by the loops of stochflow, which pass over terms that are nothing: the states of the last batch asked again step by step, what is said to them and
+to the weights, and an update, one call after the other with nothing in between.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import torch
 
 import stochflow
 from stochflow.config import configure
+from stochflow.cpu_compiled import in_parts, loops
+from stochflow.cpu_walk import _chance
 from stochflow.experiment import Experiment
 from stochflow.flat import FlatParameters
 
@@ -30,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from run_stochflow import settings
 from work import HIDDEN, LAYERS, LR, TASKS, WINDOWS
 
-BATCH, WARM_UP, LOOKED_AT = 16, 300, 20
+BATCH, WARM_UP, LOOKED_AT = 16, {"grid": 1500}, 20  # on grids a policy has to learn to walk, as in compare.py
 
 
 def milliseconds(work: Callable[[], object], budget: float) -> float:
@@ -51,7 +56,7 @@ def measure(task: str, seeds: int, threads: int, budget: float) -> dict[str, Any
     name, given = settings(task)
     fixed = {"net": "mlp", "hidden": HIDDEN, "layers": LAYERS, "objective": "tb", "lr": LR}
     trainer = Experiment(configure(name, **fixed, **given, batch=BATCH, seeds=seeds, threads=threads)).trainer
-    trainer.train(WARM_UP)
+    trainer.train(WARM_UP.get(name, 300))
     met = []
     for _ in range(LOOKED_AT):
         trainer.iterate(False)
@@ -78,6 +83,8 @@ def measure(task: str, seeds: int, threads: int, budget: float) -> dict[str, Any
 
     with torch.no_grad():
         found = {"products_ms": milliseconds(products, budget), "update_ms": milliseconds(update, budget)}
+    work = loops_alone(trainer)
+    found["loops_ms"] = milliseconds(lambda: in_parts(work, seeds), budget)
     return {
         "task": task,
         "title": TASKS[task]["title"],
@@ -85,6 +92,24 @@ def measure(task: str, seeds: int, threads: int, budget: float) -> dict[str, Any
         "states": states,
         "parameters": sum(p.numel() for p in flat.named.values()) // seeds,
     } | {name: round(value, 4) for name, value in found.items()}
+
+
+def loops_alone(trainer: Any) -> Callable[[int, int], None]:
+    """What the loops do with every number of an iteration, for some of the seeds."""
+    compiled, (room, way, _) = loops(), trainer.source.trace
+    world, rows, kept, flat = room.world, room.rows, room.kept, trainer.policy_flat._compiled
+    count, chance = rows.begin[:, world.asked].copy(), _chance(trainer.task.env, room, None, None)
+    asked = ((0, 100), False, False, 1 << 62, world, room.net, rows, way, chance)
+    taught = (rows.inputs, kept.said.slope, kept.to_inputs)
+    updated = (flat.first, flat.pieces, flat.found, flat.norms, 1e9, *flat.state, (0.0, 1.0, 0.0))  # a step of nothing
+
+    def work(s: int, e: int) -> None:
+        compiled.walk(s, e, 0, world.asked, *asked)
+        compiled.back(s, e, 0, 1, world.few, count, room.net.stages, *taught)
+        compiled.teach(s, e, 0, 1, world.few, count, *taught, kept.to_stages, kept.to_biases)
+        compiled.update(s, e, 0, 1, True, True, *updated)
+
+    return work
 
 
 def main() -> None:

@@ -135,11 +135,20 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except Exception as error:
         place = getattr(error, "written_to", None)
+        if _out_of_memory(error):
+            saved = "" if place is None else f" (what was computed is saved in {place.parent})"
+            complain(f"this does not fit into memory: take a smaller batch, fewer seeds, a narrower network or a smaller world{saved}")
+            return 1
         if place is None:
             traceback.print_exc()
         where = "please report it" if place is None else f"what was computed is saved, and the details are in {place}"
         complain(f"something went wrong inside ({type(error).__name__}: {error}): {where}")
         return 1
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether Python, numpy or torch could not have what it asked for; on a CPU torch says so in words alone."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -218,6 +218,26 @@ def test_an_interrupted_run_is_whole_and_goes_on_exactly(tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")]
+)
+def test_what_does_not_fit_into_memory_is_said_in_a_sentence(error, tmp_path, monkeypatch, capsys):
+    def full(self, note=True):
+        if self.steps_done == 7:
+            raise error
+        iterate(self)
+
+    iterate = experiment.Trainer.iterate
+    monkeypatch.setattr(experiment.Trainer, "iterate", full)
+    out = tmp_path / "run"
+    assert main(["train", "grid", "--side", "4", "--out", str(out), *SMALL]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "does not fit into memory" in said
+    assert str(out) in said
+    assert Run.open(out).load().step == 7
+
+
 def test_a_fault_of_ours_is_written_down_and_the_run_is_saved(tmp_path, monkeypatch, capsys):
     def broken(self, note=True):
         if self.steps_done == 7:
