@@ -24,11 +24,13 @@ MOST_WAIT = 60.0  # seconds, for what is compiled beside
 
 @lru_cache(maxsize=1)
 def loops() -> Any:
-    """The module; None without numba."""
+    """The module; None without numba, or where it may not compile."""
     try:
         from stochflow import cpu_loops
     except ImportError as error:  # it is not there, or does not go with this numpy
         logging.getLogger("stochflow").warning(f"there is no numba here, so that the CPU goes the plain and slower way: {error}")
+        return None
+    if cpu_loops.config.DISABLE_JIT:  # somebody wants to look into Python's own code, which these loops are not
         return None
     kept = getattr(getattr(cpu_loops.walk, "_cache", None), "cache_path", None)
     if kept is not None and sys.executable and not any(Path(kept).glob("cpu_loops.walk-*")):

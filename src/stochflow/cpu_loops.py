@@ -5,7 +5,7 @@ meets has a row of its own (`Rows`): a state has one depth, so those who meet, m
 where its numbers stand in memory: among any others its figures are the same to the last bit. (Threads that share one seed share its results, each of which is
 summed by one of them.)
 
-They go over single numbers, in few and long functions: an assignment to a slice, or a call that passes a dozen arrays, takes a second to compile.
+But for products they go over single numbers, in few and long functions: an assignment to a slice, or a call that passes a dozen arrays, takes a second to compile.
 Compiled once, they are kept on the disk. They stand in one file, because numba compiles again what has changed in a loop's own file alone: a product that
 was mended elsewhere would go on as it was. And they import no torch, for the process that only compiles them.
 """
@@ -133,7 +133,10 @@ class Chance(NamedTuple):
 # Products. Half of what comes out of a rectifier is nothing, so a row of the result is the sum over those terms alone that are something. A block of rows and
 # a block of terms stay in the first cache, the sums of `TILE` vectors in registers: numba has no vectors, so these few functions say what LLVM should do.
 
-_COMPRESSES = bool(get_host_cpu_features().get("avx512f"))  # one instruction puts some numbers of a vector side by side
+# Whether one instruction puts some numbers of a vector side by side; whoever tells numba what to compile for goes without it.
+config: Any = numba.config
+_TOLD = config.CPU_NAME or config.CPU_FEATURES or not config.ENABLE_AVX
+_COMPRESSES = not _TOLD and bool(get_host_cpu_features().get("avx512f"))
 LANES = 16 if _COMPRESSES else 8  # numbers of a vector
 TILE = 8  # vectors
 ROWS, TERMS = 16, 32  # of a block
@@ -276,10 +279,7 @@ def _turned(_, x, r, k, out, i, j):
             return _at(_FLOATS, context, builder, signature.args[of], array, builder.add(row, ir.Constant(row.type, n)), column)
 
         half = LANES // 2
-        pairs = [
-            ir.Constant(ir.VectorType(ir.IntType(32), LANES), [at + side * LANES + n for n in range(half) for side in (0, 1)])
-            for at in (0, half)
-        ]
+        pairs = [ir.Constant(_PLACES, [at + side * LANES + n for n in range(half) for side in (0, 1)]) for at in (0, half)]
         cards = [builder.load(line(0, x, r, n, k), align=4) for n in range(LANES)]
         for _ in range(LANES.bit_length() - 1):
             cards = [builder.shuffle_vector(cards[n], cards[n + half], pair) for n in range(half) for pair in pairs]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.channels import Slip
+from stochflow.channels import Exact, Slip
 from stochflow.cpu_compiled import floats, in_parts, loops
 from stochflow.envs.grid import Grid
 from stochflow.envs.strings import Strings
@@ -110,7 +110,7 @@ def _walk(task: Task, room: Room, explore: Any, temper: Any) -> tuple[Trajectori
     env, world, (seeds, batch) = task.env, room.world, room.shape
     chance = _chance(env, room, explore, temper)
     channel, asks = task.channel, not task.channel.exact
-    after = int(torch.randint(2**62, ())) if asks and not env.free else None
+    after = None if env.free or type(channel) is Exact else int(torch.randint(2**62, ()))
     if type(channel) is Slip and asks:
         drawn = torch.rand(env.horizon, seeds * batch * (env.num_moves + 1)).numpy()
         chance, asks = chance._replace(slips=drawn, slip=np.float32(channel.alpha)), False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stochflow import cpu_walk, rollout_kernel
+from stochflow.channels import Exact
 from stochflow.nets import rows
 from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, nothing
 from stochflow.policy import Policy
@@ -56,8 +57,8 @@ def rollout(
     if env.free:
         return _free_rollout(task, steps, state, logits, cache, memory, noise, own, temper)
     # How many steps are walked must not show in later random numbers, or one seed's trajectories would touch another's.
-    draws = not task.channel.exact or env.horizon * logits.numel() > ALL_AT_ONCE  # on the way
-    after = int(torch.randint(2**62, ())) if draws and device.type == "cpu" else None
+    ahead = type(task.channel) is Exact and type(policy) is Policy and env.horizon * logits.numel() <= ALL_AT_ONCE  # all are drawn already
+    after = int(torch.randint(2**62, ())) if device.type == "cpu" and not ahead else None
     stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
     states, actions, moves, alives = [state], list[Tensor](), list[Tensor](), list[Tensor]()
     for t in range(env.horizon):

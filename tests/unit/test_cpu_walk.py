@@ -14,6 +14,7 @@ from stochflow import cpu_balance, cpu_compiled, cpu_walk
 from stochflow.channels import Confusion, Exact, Neighbour, Slip
 from stochflow.cpu_compiled import in_parts
 from stochflow.dynamics import Known, Neural, Tabular
+from stochflow.env import Channel
 from stochflow.envs import Grid, Strings
 from stochflow.errors import UserError
 from stochflow.flat import FlatParameters
@@ -112,6 +113,30 @@ def test_it_draws_the_trajectories_of_the_plain_way(world, channel, net, seeds, 
         assert torch.equal(quick.actions[plain.alive], plain.actions[plain.alive])  # what is drawn after the end means nothing
         assert torch.equal(quick.moves[plain.alive], plain.moves[plain.alive])
         assert next_quick == next_plain  # and leaves the generator where it would have been
+
+
+class OwnExact(Channel):
+    """A user's own: it says that it is exact, and draws all the same, as `Channel.sample` does."""
+
+    exact = True
+
+    def log_probs(self, state, legal, action, memory=None):
+        return Exact().log_probs(state, legal, action)
+
+
+@pytest.mark.parametrize("channel", [Exact(), OwnExact(), Slip(0.0), Slip(0.3), Neighbour(0.3)], ids=lambda x: type(x).__name__)
+def test_how_long_a_rollout_was_does_not_show_in_later_random_numbers(channel):
+    env, found = Grid(2, 4), set()
+    policy = policy_of(env, MLP(8, 2), 2)
+    task = Task(env, channel, score, Linear())
+    for end in (-50.0, 50.0):  # never, at once
+        policy.head.bias.data[..., env.stop] = end
+        for kernel in (True, False):
+            torch.manual_seed(1)
+            length = rollout(task, policy, 5, kernel=kernel).alive.sum(0)
+            assert (length == 1).all() if end > 0 else (length == 6).all()
+            found.add(float(torch.rand(())))
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("world", WORLDS)
