@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/stochastic_results.py --device cuda --seconds 9.9 --rows db,known --out a.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --device cuda --seconds 28 --rows flow-kl,second,mlp,transformer --out b.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --merge a.json b.json --out benchmarks/results/stochastic_gpu.json
-    PYTHONPATH=src python benchmarks/stochastic_results.py --seconds 300 --seeds 1 --rows db --out benchmarks/results/stochastic_cpu.json
+    PYTHONPATH=src python benchmarks/stochastic_results.py --seconds 100 --seeds 1 --rows db --out benchmarks/results/stochastic_cpu.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --seconds 60 --rows grid --out benchmarks/results/stochastic_grid.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --device cuda --seconds 9.9 --rows db --sticks 0.25 --out benchmarks/results/stochastic_ten_seconds.json
     PYTHONPATH=src python benchmarks/stochastic_results.py --render > docs/results.md
