@@ -218,42 +218,37 @@ def test_an_interrupted_run_is_whole_and_goes_on_exactly(tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")]
-)
-def test_what_does_not_fit_into_memory_is_said_in_a_sentence(error, tmp_path, monkeypatch, capsys):
-    def full(self, note=True):
+def run_that_fails(error, out, monkeypatch, capsys):
+    """What is said of a run in which this is raised at its eighth step."""
+
+    def broken(self, note=True):
         if self.steps_done == 7:
             raise error
         iterate(self)
 
     iterate = experiment.Trainer.iterate
-    monkeypatch.setattr(experiment.Trainer, "iterate", full)
-    out = tmp_path / "run"
+    monkeypatch.setattr(experiment.Trainer, "iterate", broken)
     assert main(["train", "grid", "--side", "4", "--out", str(out), *SMALL]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "does not fit into memory" in said
-    assert str(out) in said
     assert Run.open(out).load().step == 7
+    return said
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")]
+)
+def test_what_does_not_fit_into_memory_is_said_in_a_sentence(error, tmp_path, monkeypatch, capsys):
+    said = run_that_fails(error, tmp_path / "run", monkeypatch, capsys)
+    assert "does not fit into memory" in said
+    assert str(tmp_path / "run") in said
 
 
 def test_a_fault_of_ours_is_written_down_and_the_run_is_saved(tmp_path, monkeypatch, capsys):
-    def broken(self, note=True):
-        if self.steps_done == 7:
-            raise RuntimeError("a wire came loose")
-        iterate(self)
-
-    iterate = experiment.Trainer.iterate
-    monkeypatch.setattr(experiment.Trainer, "iterate", broken)
-    out = tmp_path / "run"
-    assert main(["train", "grid", "--side", "4", "--out", str(out), *SMALL]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    said, file = run_that_fails(RuntimeError("a wire came loose"), tmp_path / "run", monkeypatch, capsys), tmp_path / "run" / "error.txt"
     assert "a wire came loose" in said
-    assert str(out / "error.txt") in said
-    assert "RuntimeError: a wire came loose" in (out / "error.txt").read_text()
-    assert Run.open(out).load().step == 7
+    assert str(file) in said
+    assert "RuntimeError: a wire came loose" in file.read_text()
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_checkpoint_before_it(tmp_path, monkeypatch):
