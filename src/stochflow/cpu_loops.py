@@ -133,10 +133,19 @@ class Chance(NamedTuple):
 # Products. Half of what comes out of a rectifier is nothing, so a row of the result is the sum over those terms alone that are something. A block of rows and
 # a block of terms stay in the first cache, the sums of `TILE` vectors in registers: numba has no vectors, so these few functions say what LLVM should do.
 
-# Whether one instruction puts some numbers of a vector side by side; whoever tells numba what to compile for goes without it.
 config: Any = numba.config
-_TOLD = config.CPU_NAME or config.CPU_FEATURES or not config.ENABLE_AVX
-_COMPRESSES = not _TOLD and bool(get_host_cpu_features().get("avx512f"))
+
+
+def _compresses() -> bool:
+    """Whether one instruction puts some numbers of a vector side by side. Whoever tells numba what to compile for goes without it."""
+    told = config.CPU_NAME or config.CPU_FEATURES or not config.ENABLE_AVX
+    try:
+        return not told and bool(get_host_cpu_features().get("avx512f"))
+    except RuntimeError:  # LLVM does not know this processor
+        return False
+
+
+_COMPRESSES = _compresses()
 LANES = 16 if _COMPRESSES else 8  # numbers of a vector
 TILE = 8  # vectors
 ROWS, TERMS = 16, 32  # of a block
