@@ -8,7 +8,7 @@ the sums that weights get. (A rollout has to ask step by step, in many small pro
 first layer, whose inputs are flags, is left out. Beside it stand one fused Adam step and the average of the weights, which read and write every parameter.
 
 The same by the loops of stochflow, which pass over terms that are nothing: the states of the last batch asked again step by step, what is said to them and
-to the weights, and an update, one call after the other with nothing in between.
+to the weights, and an update, one call after the other with nothing in between. What part of each layer's outputs is something stands beside it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ def measure(task: str, seeds: int, threads: int, budget: float) -> dict[str, Any
     fixed = {"net": "mlp", "hidden": HIDDEN, "layers": LAYERS, "objective": "tb", "lr": LR}
     trainer = Experiment(configure(name, **fixed, **given, batch=BATCH, seeds=seeds, threads=threads)).trainer
     trainer.train(WARM_UP.get(name, 300))
-    met = []
+    met, some = [], []
     for _ in range(LOOKED_AT):
         trainer.iterate(False)
         room = trainer.source.trace.room
-        met.append(float(room.rows.begin[:, room.world.asked].mean()))
+        reached = room.rows.begin[:, room.world.asked]
+        met.append(float(reached.mean()))
+        some.append([float((layer[0, : reached[0]] > 0).mean()) for layer in room.rows.inputs[:LAYERS]])
     states = round(sum(met) / len(met))
     outputs, flat = trainer.policy.head.weight.shape[2], trainer.policy_flat
     x, y, said = torch.randn(seeds, states, HIDDEN), torch.randn(seeds, states, HIDDEN), torch.randn(seeds, states, outputs)
@@ -91,6 +93,7 @@ def measure(task: str, seeds: int, threads: int, budget: float) -> dict[str, Any
         "seeds": seeds,
         "states": states,
         "parameters": sum(p.numel() for p in flat.named.values()) // seeds,
+        "something": [round(sum(layer) / len(layer), 3) for layer in zip(*some, strict=True)],
     } | {name: round(value, 4) for name, value in found.items()}
 
 

@@ -268,8 +268,9 @@ def floor(found: Found) -> str:
         hoped, ours = (one[r["task"]]["gfnx"]["ms"] / 3, own) if r["seeds"] == 1 else (3 * alone, many[r["task"], r["seeds"]])
         least = r["products_ms"] + r["update_ms"]
         figures = [number(x) for x in (r["products_ms"], r["update_ms"], least, r["loops_ms"], ours, hoped)]
-        rows.append([r["title"], str(r["seeds"]), f"{r['states']:,}", *figures])
-    head = ["task, batch 16", "seeds", "distinct states a seed", "products, ms", "update, ms", "together"]
+        some = ", ".join(f"{100 * x:.0f} %" for x in r["something"])
+        rows.append([r["title"], str(r["seeds"]), f"{r['states']:,}", some, *figures])
+    head = ["task, batch 16", "seeds", "distinct states a seed", "of the two layers is not zero", "products, ms", "update, ms", "together"]
     head += ["the same in our loops, ms", "our iteration, ms", "hoped for, ms"]
     return lines(head, rows) + "\n\n" + where(found)
 

@@ -67,8 +67,7 @@ def _awaited(module: Any, name: str, beside: subprocess.Popen[bytes], kept: Path
 
 def in_parts(work: Callable[[int, int], object], count: int, most: int | None = None) -> None:
     """`work(begin, end)` over `count` things, in as many parts as torch may use threads, or fewer: compiled loops let others run beside them."""
-    parts = min(count, count if most is None else most)
-    parts = min(parts, torch.get_num_threads()) if parts > 1 else parts
+    parts = min(torch.get_num_threads(), count, count if most is None else most)
     if parts <= 1:
         work(0, count)
         return

@@ -150,7 +150,7 @@ LANES = 16 if _COMPRESSES else 8  # numbers of a vector
 TILE = 8  # vectors
 ROWS, TERMS = 16, 32  # of a block
 _FLOATS, _PLACES = (ir.VectorType(kind, LANES) for kind in (ir.FloatType(), ir.IntType(32)))
-_vectors: Any = intrinsic
+_intrinsic: Any = intrinsic  # its annotations do not know that numba gives the first argument itself
 
 
 def _pointer(context, builder, kind, array, *where):
@@ -158,9 +158,9 @@ def _pointer(context, builder, kind, array, *where):
     return cgutils.get_item_pointer(context, builder, kind, context.make_array(kind)(context, builder, array), where, wraparound=False)
 
 
-def _at(vector, *given):
+def _at(vector, context, builder, kind, array, *where):
     """To LANES entries of an array, from one on."""
-    return given[1].bitcast(_pointer(*given), vector.as_pointer())
+    return builder.bitcast(_pointer(context, builder, kind, array, *where), vector.as_pointer())
 
 
 def _each(builder, number, vector):
@@ -169,7 +169,7 @@ def _each(builder, number, vector):
     return builder.shuffle_vector(builder.insert_element(none, number, ir.Constant(ir.IntType(32), 0)), none, ir.Constant(_PLACES, None))
 
 
-@_vectors
+@_intrinsic
 def _listed(_, x, r, k, low, terms, many):
     """The places of those of LANES numbers, from x[r, k] on, which are above nothing or, where `low` is, below it: they are written to terms[many] and on.
     How many are listed then."""
@@ -197,7 +197,7 @@ def _listed(_, x, r, k, low, terms, many):
 
 
 def _sums(count: int) -> Any:
-    @_vectors
+    @_intrinsic
     def tile(_, x, r, terms, many, w, out, j):
         """out[r, j:] += the sum of x[r, k] w[k, j:] over the first `many` terms k, for `count` vectors."""
 
@@ -277,7 +277,7 @@ def few_rows(x, y, out, many, a, b, low):
                 out[i, j] += one * max(y[r, j], low)
 
 
-@_vectors
+@_intrinsic
 def _turned(_, x, r, k, out, i, j):
     """LANES rows of x from r on, as columns of `out` from j on, for LANES columns from k on: shuffled like a pack of cards, as often as two goes into LANES."""
 
@@ -326,13 +326,12 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
     side, stop, moves = world.side, world.stop, world.moves
     outs, number, place, slots, starts = rows.outs, rows.number, rows.place, rows.slots, rows.begin
     row, alive, last = way.row, way.alive, len(net.stages) - 2
-    batch, axes, free = row.shape[2], place.shape[2], np.int64(world.string)
+    batch, axes, free, sums = row.shape[2], place.shape[2], np.int64(world.string), rows.inputs[0]
     for seed in range(s, e):
         for one in range(batch if begin == 0 and acts else 0):
             row[0, seed, one] = way.final[seed, one] = 0
             for column in range(way.states.shape[3]):
                 way.states[0, seed, one, column] = world.blank
-        sums = rows.inputs[0]
         for j in range(sums.shape[2] if begin == 0 and acts else 0):  # in the first state, the bias and, on a grid, one feature an axis
             sums[seed, 0, j] = net.first_bias[seed, 0, j]
             for axis in range(axes):

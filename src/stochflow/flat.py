@@ -229,7 +229,7 @@ class _Compiled:
         done = float(self.steps[0])
         pace = rate / (1 - 0.9**done), (1 - 0.999**done) ** -0.5, share
         given = self.first, self.pieces, self.found, self.norms, clip, *self.state, pace
-        parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 < self.parts else 1
+        parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 else 1
         if parts == 1:
             in_parts(lambda s, e: compiled.update(s, e, 0, 1, True, True, *given), self.seeds, self.parts)
             return
