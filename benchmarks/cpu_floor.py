@@ -22,12 +22,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import stochflow
 from stochflow.config import configure
 from stochflow.cpu_compiled import in_parts, loops
-from stochflow.cpu_walk import _chance
+from stochflow.cpu_walk import draw
 from stochflow.experiment import Experiment
 from stochflow.flat import FlatParameters
 
@@ -101,10 +102,10 @@ def loops_alone(trainer: Any) -> Callable[[int, int], None]:
     """What the loops do with every number of an iteration, for some of the seeds."""
     compiled, (room, way, _) = loops(), trainer.source.trace
     world, rows, kept, flat = room.world, room.rows, room.kept, trainer.policy_flat._compiled
-    count, chance = rows.begin[:, world.asked].copy(), _chance(trainer.task.env, room, None, None)
-    asked = ((0, 100), False, False, 1 << 62, world, room.net, rows, way, chance)
+    count, (chance, _) = rows.begin[:, world.asked].copy(), draw(trainer.task, room, None)
+    asked = ((0, 100), False, False, 1 << 62, 0, world, room.net, rows, way, chance)
     taught = (rows.inputs, kept.said.slope, kept.to_inputs)
-    updated = (flat.first, flat.pieces, flat.found, flat.norms, 1e9, *flat.state, (0.0, 1.0, 0.0))  # a step of nothing
+    updated = (0, *flat.given(1e9, np.array([[0.0, 1.0, 0.0]])))  # a step of nothing
 
     def work(s: int, e: int) -> None:
         compiled.walk(s, e, 0, world.asked, *asked)

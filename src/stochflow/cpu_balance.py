@@ -6,7 +6,7 @@ The counterpart of balance_kernel: the network is not asked again, and each dist
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,37 +59,56 @@ def gradient(
     """
     room, way, _ = trace
     world, rows, seeds, compiled = room.world, room.rows, room.shape[0], loops()
-    if room.kept is None or room.kept.flat is not flat:
-        room.kept = _Memory(room, way, flat)
-    kept, detailed, scale = room.kept, isinstance(objective, DetailedBalance), policy.LOG_Z_SCALE
     paid = log_rewards.numpy() if by_number else _as(log_rewards, room.shape).reshape(-1)
-    arrivals = _NO_NOISE if log_k is None else _as(log_k, (*way.moves.shape, world.moves))
-    said, count = kept.said, rows.begin[:, world.asked].copy()
-    judged = (detailed, by_number, scale, world, rows.begin, rows.place, rows.outs, way, arrivals, paid, said, kept.log_z, kept.to_log_z)
-    steps = (
-        (compiled.back, (world.few, count, room.net.stages, rows.inputs, said.slope, kept.to_inputs)),
-        (compiled.teach, (world.few, count, rows.inputs, said.slope, kept.to_inputs, kept.to_stages, kept.to_biases)),
-    )
+    arrivals = None if log_k is None else _as(log_k, (*way.moves.shape, world.moves))
+    given, kept = for_loops(policy, objective, room, way, paid, by_number, arrivals, flat), room.kept
+    np.copyto(kept.count, rows.begin[:, world.asked])
 
     def work(s: int, e: int) -> None:
-        compiled.judge(s, e, *judged)
-        for step, given in steps:
+        compiled.judge(s, e, *given.judge)
+        for step, of in ((compiled.back, given.back), (compiled.teach, given.teach)):
             if shared > 1:
-                one_by_one(lambda part: step(0, 1, part, shared, *given), shared)  # noqa: B023 - it is over before the next begins
+                one_by_one(lambda part: step(0, 1, part, shared, *of), shared)  # noqa: B023 - it is over before the next begins
             else:
-                step(s, e, 0, 1, *given)
-        compiled.spread(s, e, world.side, count, rows.number, rows.parent, rows.feature, rows.place, *kept.ends)
+                step(s, e, 0, 1, *of)
+        compiled.spread(s, e, *given.spread)
 
-    shared = 1 if seeds > 1 else min(torch.get_num_threads(), count[0] * room.size // WORTH_PARTS)
+    shared = 1 if seeds > 1 else min(torch.get_num_threads(), kept.count[0] * room.size // WORTH_PARTS)
     in_parts(work, seeds)
     for part, copy in kept.copies:
         np.copyto(part, copy)
     if not note:
         return kept.judged
-    flow = kept.log_z * scale
-    if detailed:
+    flow = kept.log_z * policy.LOG_Z_SCALE
+    if isinstance(objective, DetailedBalance):
         flow = flow + rows.outs[:, :1, world.flow]
-    return kept.judged._replace(entropy=torch.from_numpy(said.entropy), log_flow=torch.from_numpy(flow))
+    return kept.judged._replace(entropy=torch.from_numpy(kept.said.entropy), log_flow=torch.from_numpy(flow))
+
+
+class Given(NamedTuple):
+    """What the loops of a gradient work on, in the order in which they come."""
+
+    judge: tuple[Any, ...]
+    back: tuple[Any, ...]
+    teach: tuple[Any, ...]
+    spread: tuple[Any, ...]
+
+
+def for_loops(
+    policy: Any, objective: Objective, room: Any, way: Any, paid: np.ndarray, by_number: bool, arrivals: np.ndarray | None, flat: Any
+) -> Given:
+    """For a walk in this room that goes this way; before they come, `room.kept.count` says how many states it met."""
+    if room.kept is None or room.kept.flat is not flat:
+        room.kept = _Memory(room, way, flat)
+    world, rows, kept, detailed = room.world, room.rows, room.kept, isinstance(objective, DetailedBalance)
+    said, to_inputs = kept.said, kept.to_inputs
+    told = (way, _NO_NOISE if arrivals is None else arrivals, paid, said, kept.log_z, kept.to_log_z)
+    return Given(
+        (detailed, by_number, policy.LOG_Z_SCALE, world, rows.begin, rows.place, rows.outs, *told),
+        (world.few, kept.count, room.net.stages, rows.inputs, said.slope, to_inputs),
+        (world.few, kept.count, rows.inputs, said.slope, to_inputs, kept.to_stages, kept.to_biases),
+        (world.side, kept.count, rows.number, rows.parent, rows.feature, rows.place, *kept.ends),
+    )
 
 
 _NO_NOISE = np.empty((0, 0, 0, 0), dtype=np.float32)
@@ -105,14 +124,15 @@ class _Memory:
     """Of one gradient after the other."""
 
     def __init__(self, room: Any, way: Any, flat: Any):
-        self.flat, self.said = flat, _said(room, way)
+        self.flat, self.said, self.count = flat, _said(room, way), np.zeros(room.shape[0], dtype=np.int64)
         self.judged = Judged(torch.from_numpy(self.said.loss), torch.from_numpy(self.said.estimate), None, None)
         of, net = {name: slope.numpy() for name, slope in flat.slopes.items()}, room.net
         prefix = "trunk.mlp.layers" if "trunk.table.weight" in of else "trunk.layers"
         (first, *weights), biases = ([of[f"{prefix}.{i}.{kind}"] for i in range(len(net.stages) - 1)] for kind in ("weight", "bias"))
         self.log_z, self.to_log_z = flat.named["log_z_unit"].detach().numpy(), of["log_z_unit"]
         *heads, bias = [floats(*x.shape) for x in (*net.stages[-2:], net.biases[-1])]  # as the loops have them
-        self.copies = room.head_parts([of["head.weight"], of["head.bias"]], (*heads, bias))
+        self.to_head = of["head.weight"], of["head.bias"]
+        self.copies = room.head_parts([*self.to_head], (*heads, bias))
         self.to_inputs = tuple(floats(*x.shape) for x in room.rows.inputs)
         self.to_stages, self.to_biases = (*weights, *heads), (*biases, bias)
         self.ends = self.to_inputs[0], self.to_inputs[-1], first, of.get("trunk.table.weight", net.table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -63,6 +64,51 @@ def _awaited(module: Any, name: str, beside: subprocess.Popen[bytes], kept: Path
         return loop(*given)
 
     return first
+
+
+class Beside:
+    """A loop that is compiled for some arguments in a process of its own while others go the plain way; the next time it is on the disk."""
+
+    def __init__(self, loop: Any, given: tuple[Any, ...]):
+        from numba import typeof
+
+        self.loop, self.kinds = loop, tuple(typeof(x) for x in given)
+        self.kept = getattr(loop, "_cache", None) if sys.executable else None
+        if getattr(self.kept, "cache_path", None) is None:  # there is nowhere to leave it
+            self.kept = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready = self.kinds in loop.overloads or self._load()
+
+    def look(self) -> bool:
+        """Whether it is there; the first look that finds nothing has it compiled."""
+        if self.ready or self.kept is None:
+            return self.ready
+        if self.process is None:
+            self.process = self._start()
+        if self.process is None or self.process.poll() is not None:
+            self.ready = self._load()
+            self.kept = None  # whatever came of it, nobody tries again
+        return self.ready
+
+    def _load(self) -> bool:
+        found = None if self.kept is None else self.kept.load_overload(self.kinds, self.loop.targetctx)
+        if found is not None:
+            self.loop.add_overload(found)
+        return found is not None
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        made = f"from {self.loop.__module__} import {self.loop.__name__} as loop; loop.compile(pickle.load(sys.stdin.buffer))"
+        no = subprocess.DEVNULL
+        with suppress(OSError):
+            process = subprocess.Popen(
+                [sys.executable, "-c", f"import pickle, sys; sys.path[:] = {sys.path!r}; {made}"],
+                stdin=subprocess.PIPE,
+                stdout=no,
+                stderr=no,
+            )
+            threading.Thread(target=process.communicate, args=(pickle.dumps(self.kinds),), daemon=True).start()
+            return process
+        return None
 
 
 def in_parts(work: Callable[[int, int], object], count: int, most: int | None = None) -> None:

@@ -120,14 +120,14 @@ class Way(NamedTuple):
 
 
 class Chance(NamedTuple):
-    """The random numbers of a walk; no entries: not needed."""
+    """The random numbers of K walks."""
 
-    noise: np.ndarray  # [T, S, B, M]
-    coins: np.ndarray  # [T, S, B]: where they fall below
-    explore: float  # this, uniform chance chooses
-    temper: np.ndarray  # [S, B] what logits are divided by
-    slips: np.ndarray  # [T, S * B * (M + 1)]: a draw for every move, and a coin: where it falls below
+    drawn: np.ndarray  # [K, ...] of each, one after the other: [T, S, B, M] of noise,
+    coins: int  # from here on [T, S, B]: where they fall below (-1: there are none)
+    explore: np.ndarray  # [K] this, uniform chance chooses;
+    slips: int  # from here on [T, S * B * (M + 1)], a draw for every move, and a coin: where it falls below (-1: there are none)
     slip: float  # this, the largest draw decides what happens
+    temper: np.ndarray  # [S, B] what logits are divided by
 
 
 # Products. Half of what comes out of a rectifier is nothing, so a row of the result is the sum over those terms alone that are something. A block of rows and
@@ -319,14 +319,15 @@ def turn(x, many, a, b):
 
 
 @_loop
-def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance):
-    """The seeds s to e from step `begin` to step `end`: at each of them the network is asked, about the hundredths of its states from `asks[0]` to
+def walk(s, e, begin, end, asks, acts, goes, most, k, world, net, rows, way, chance):
+    """The seeds s to e from step `begin` to step `end` of walk k: at each of them the network is asked, about the hundredths of its states from `asks[0]` to
     `asks[1]`; they decide, if they are to act, and move, if they are to go. After the last step there is nothing to decide. It ends before a step
     of more than `most` states, which threads may share, and says where that was."""
     side, stop, moves = world.side, world.stop, world.moves
     outs, number, place, slots, starts = rows.outs, rows.number, rows.place, rows.slots, rows.begin
     row, alive, last = way.row, way.alive, len(net.stages) - 2
     batch, axes, free, sums = row.shape[2], place.shape[2], np.int64(world.string), rows.inputs[0]
+    drawn, all_seeds = chance.drawn[k], row.shape[1] * batch
     for seed in range(s, e):
         for one in range(batch if begin == 0 and acts else 0):
             row[0, seed, one] = way.final[seed, one] = 0
@@ -368,20 +369,22 @@ def walk(s, e, begin, end, asks, acts, goes, most, world, net, rows, way, chance
                 if r < 0 or on == 0:  # at a grid's last state there is nothing to decide
                     continue
                 alive[t, seed, one] = True
-                blind = chance.coins.size > 0 and chance.coins[t, seed, one] < chance.explore
-                here = seed * batch + one
-                slips = chance.slips.size > 0 and chance.slips[t, row.shape[1] * batch * moves + here] < chance.slip
+                here = t * all_seeds + seed * batch + one
+                blind = chance.coins >= 0 and drawn[chance.coins + here] < chance.explore[k]
+                lots = chance.slips + t * all_seeds * (moves + 1)
+                slips = chance.slips >= 0 and drawn[lots + all_seeds * moves + seed * batch + one] < chance.slip
+                lots += (seed * batch + one) * moves
                 action, move, best, luck = -1, -1, np.float32(0), np.float32(-1)
                 for m in range(moves):
                     if (t < world.least) if m == stop else (m < axes and place[seed, r, m] == side - 1):
                         continue  # not allowed
-                    x = -chance.noise[t, seed, one, m]
+                    x = -drawn[here * moves + m]
                     if not blind:
                         x += outs[seed, r, m] / chance.temper[seed, one]
                     if action < 0 or x > best:
                         action, best = m, x
-                    if slips and m != stop and chance.slips[t, here * moves + m] > luck:
-                        move, luck = m, chance.slips[t, here * moves + m]
+                    if slips and m != stop and drawn[lots + m] > luck:
+                        move, luck = m, drawn[lots + m]
                 way.actions[t, seed, one] = action
                 way.moves[t, seed, one] = action if move < 0 or action == stop else move
             if goes and t < alive.shape[0]:
@@ -679,11 +682,11 @@ def _square(g):
 
 
 @_loop
-def update(s, e, part, parts, sums, steps, first, pieces, found, norms, clip, grad, values, means, roots, average, pace):
+def update(s, e, part, parts, sums, steps, k, first, pieces, found, norms, clip, grad, values, means, roots, average, paces):
     """Of the seeds s to e, of one of so many parts of each seed's pieces, which begin at first[seed]: the sums of squares, if it `sums`, and, if it
-    `steps`, Adam's step of a gradient scaled to a norm of at most `clip`, and the average. `pace` = the rate over the first moment's correction, one
+    `steps`, Adam's step of a gradient scaled to a norm of at most `clip`, and the average. `paces[k]` = the rate over the first moment's correction, one
     over the root of the second's, and the average's share."""
-    rate, root, share = np.float32(pace[0]), np.float32(pace[1]), np.float32(pace[2])
+    rate, root, share = np.float32(paces[k, 0]), np.float32(paces[k, 1]), np.float32(paces[k, 2])
     old, older = np.float32(0.9), np.float32(0.999)
     new, newer, tiny = np.float32(1 - 0.9), np.float32(1 - 0.999), np.float32(1e-8)
     for seed in range(s, e):
@@ -701,14 +704,14 @@ def update(s, e, part, parts, sums, steps, first, pieces, found, norms, clip, gr
         for i in range(here, end):
             a, b = pieces[i, 0], pieces[i, 1]
             g, v, m, r, w = grad[a:b], values[a:b], means[a:b], roots[a:b], average[a:b]
-            for k in range(b - a):
-                slope = g[k] * scale
-                m[k] = old * m[k] + new * slope
-                r[k] = older * r[k] + newer * slope * slope
-            for k in range(b - a):  # a loop over more arrays would not be vectorised
-                value = v[k] - rate * m[k] / (np.sqrt(r[k]) * root + tiny)
-                w[k] += share * (value - w[k])
-                v[k] = value
+            for j in range(b - a):
+                slope = g[j] * scale
+                m[j] = old * m[j] + new * slope
+                r[j] = older * r[j] + newer * slope * slope
+            for j in range(b - a):  # a loop over more arrays would not be vectorised
+                value = v[j] - rate * m[j] / (np.sqrt(r[j]) * root + tiny)
+                w[j] += share * (value - w[j])
+                v[j] = value
 
 
 # The noise.
@@ -797,6 +800,9 @@ def blame(s, e, string, side, moves, states, actions, moved, teaches, model, tho
         count, steps, loss = thought.many[seed], 0, 0.0
         said = np.zeros((count, moves * moves), dtype=np.float32)
         often = np.zeros((count, moves), dtype=np.float32)
+        for i in range(into.first.shape[1]):
+            for j in range(width):
+                into.first[seed, i, j] = 0
         for t in range(moved.shape[0]):
             for b in range(batch):
                 r, action, move = thought.row[t, seed, b], actions[t, seed, b], moved[t, seed, b]

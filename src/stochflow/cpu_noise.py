@@ -6,7 +6,7 @@ the other.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ def fits(dynamics: Any) -> bool:
 @torch.no_grad()
 def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> Tensor:
     """`Neural.arrivals` with these weights, at all steps of a batch: [T, S, B, M], anything where no decision was taken, or the decision was to stop."""
-    model, thought, compiled = _model(weights), _room(dynamics, traj), loops()
+    model, thought, compiled = model_of(weights), room(dynamics, traj.moves.shape), loops()
     world, (states, _, moves, alive) = _world(dynamics.env), _arrays(traj)
     made = np.empty((*moves.shape, dynamics.env.num_moves), dtype=np.float32)
 
@@ -56,12 +56,11 @@ def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> T
 @torch.no_grad()
 def differentiate(dynamics: Any, traj: Trajectories, flat: Any) -> Tensor:
     """The gradient of each seed's `Neural.loss` into the `flat` parameters; the loss [S]."""
-    model, into, thought, compiled = _model(flat.named), _model(flat.slopes), _room(dynamics, traj), loops()
+    model, into, thought, compiled = model_of(flat.named), model_of(flat.slopes), room(dynamics, traj.moves.shape), loops()
     world, (states, actions, moves, alive) = _world(dynamics.env), _arrays(traj)
     string, side, _, many = world
     teaches = np.ascontiguousarray(trainable_steps(dynamics.env, traj).numpy())
     losses = np.empty(moves.shape[1], dtype=np.float32)
-    flat.values.grad.numpy().fill(0)
 
     def work(s: int, e: int) -> None:
         compiled.ponder(s, e, *world, states, moves, alive, model, thought, _NOTHING)
@@ -74,6 +73,39 @@ def differentiate(dynamics: Any, traj: Trajectories, flat: Any) -> Tensor:
 _NOTHING = np.empty((0, 0, 0, 0), dtype=np.float32)
 
 
+class Given(NamedTuple):
+    """What loops work on that say what is to be expected of the noise, ask the model as it stands, and teach it."""
+
+    expect: tuple[Any, ...]
+    ponder: tuple[Any, ...]
+    blame: tuple[Any, ...]
+
+
+def for_loops(dynamics: Any, way: Any, flat: Any, made: np.ndarray) -> Given:
+    """For a walk that goes this way, all of which happened; what is to be expected goes into `made` [T, S, B, M]."""
+    world, thought = _world(dynamics.env), room(dynamics, way.moves.shape)
+    string, side, _, many = world
+    model, asked = model_of(flat.named), (*world, way.states, way.moves, way.alive)
+    return Given(
+        (*asked, model_of(flat.averaged()), thought, made),
+        (*asked, model, thought, _NOTHING),
+        # where somebody goes on, whatever was done but to stop, which the loop knows, teaches
+        (
+            string,
+            side,
+            many,
+            way.states,
+            way.actions,
+            way.moves,
+            way.alive,
+            model,
+            thought,
+            model_of(flat.slopes),
+            np.empty(len(flat.norms), dtype=np.float32),
+        ),
+    )
+
+
 def _world(env: Any) -> tuple[bool, int, int, int]:
     string = isinstance(env, Strings)
     return string, env.tokens if string else env.side, -1 if env.stop is None else env.stop, env.num_moves
@@ -83,13 +115,13 @@ def _arrays(traj: Trajectories) -> list[np.ndarray]:
     return [np.ascontiguousarray(x.numpy()) for x in (traj.states, traj.actions, traj.moves, traj.alive)]
 
 
-def _model(of: dict[str, Tensor]) -> Any:
+def model_of(of: dict[str, Tensor]) -> Any:
     return loops().Model(*[of[name].detach().numpy() for name in ("layers.0.weight", "layers.0.bias", "head.weight", "head.bias")])
 
 
-def _room(dynamics: Any, traj: Trajectories) -> Any:
-    """For as many states as there are steps."""
-    steps, seeds, batch = traj.moves.shape
+def room(dynamics: Any, shape: tuple[int, ...]) -> Any:
+    """For as many states as there are steps [T, S, B]."""
+    steps, seeds, batch = shape
     many, (_, width, outs) = steps * batch, dynamics.head.weight.shape
     slots = np.empty((seeds, 1 << (2 * many - 1).bit_length()), dtype=np.int64)
     number, met, row = (np.empty(x, dtype=np.int64) for x in ((seeds, many), (seeds, many, 2), (steps, seeds, batch)))

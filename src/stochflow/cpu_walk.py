@@ -106,19 +106,14 @@ def traced_walk(task: Task, policy: Any, batch: int, explore: Fading | float | N
     return _walk(task, room, chance, None)
 
 
-def _walk(task: Task, room: Room, explore: Any, temper: Any) -> tuple[Trajectories, Trace]:
-    env, world, (seeds, batch) = task.env, room.world, room.shape
-    chance = _chance(env, room, explore, temper)
-    channel, asks = task.channel, not task.channel.exact
-    after = None if env.free or type(channel) is Exact else int(torch.randint(2**62, ()))
-    if type(channel) is Slip and asks:
-        drawn = torch.rand(env.horizon, seeds * batch * (env.num_moves + 1)).numpy()
-        chance, asks = chance._replace(slips=drawn, slip=np.float32(channel.alpha)), False
-    way, walk = _way(env, seeds, batch), loops().walk
+def _walk(task: Task, room: Room, explore: float | Tensor | None, temper: Any) -> tuple[Trajectories, Trace]:
+    world, (seeds, batch) = room.world, room.shape
+    chance, after = draw(task, room, None if explore is None else [float(explore)], temper=temper)
+    way, walk = new_way(task.env, seeds, batch), loops().walk
     for part, copy in room.copies:
         np.copyto(copy, part)
-    given = (world, room.net, room.rows, way, chance)
-    if asks:
+    given = (0, world, room.net, room.rows, way, chance)
+    if not known_ahead(task.channel):
         _ask_at_every_step(task, seeds, given)
     elif seeds == 1:
         _one_seed(WORTH_PARTS // room.size if torch.get_num_threads() > 1 else batch, given)
@@ -135,7 +130,7 @@ _ALL, _NOBODY = (0, 100), (0, 0)
 
 def _one_seed(most: int, given: tuple[Any, ...]) -> None:
     """Of steps that have more than so many states, threads share them."""
-    end, walk = given[0].asked, loops().walk
+    end, walk = given[1].asked, loops().walk
     t = walk(0, 1, 0, end, _ALL, True, True, most, *given)
     while t < end:
         in_parts(lambda a, b: walk(0, 1, t, t + 1, (a, b), False, False, 1 << 62, *given), 100)  # noqa: B023 - it is over before t is another
@@ -146,7 +141,7 @@ def _one_seed(most: int, given: tuple[Any, ...]) -> None:
 @torch.no_grad()
 def _ask_at_every_step(task: Task, seeds: int, given: tuple[Any, ...]) -> None:
     """Where a channel of any other kind has to be asked what comes of an action."""
-    env, (world, _, _, way, _), walk, most = task.env, given, loops().walk, 1 << 62
+    env, (_, world, _, _, way, _), walk, most = task.env, given, loops().walk, 1 << 62
     for t in range(world.asked):
         in_parts(lambda s, e: walk(s, e, t, t + 1, _ALL, True, False, most, *given), seeds)  # noqa: B023 - it is over before t is another
         if t == env.horizon:
@@ -169,21 +164,43 @@ def _world(policy: Any, keep: bool, columns: int) -> Any:
     return compiled.World(string, side, stop, least, env.num_moves, asked, keep, back, sum(policy.sizes[:2]), few, blank)
 
 
-def _chance(env: Any, room: Room, explore: Any, temper: Any) -> Any:
-    shape, many = (env.horizon, *room.shape), env.horizon * room.shape[0] * room.shape[1]
-    drawn = torch.rand(many * (env.num_moves + (explore is not None))).numpy()
-    noise, coins = drawn[: many * env.num_moves].reshape(*shape, env.num_moves), _NONE[None]
-    if explore is not None:
-        coins = drawn[many * env.num_moves :].reshape(shape)
-    in_parts(lambda s, e: _log_exponential(noise[:, s:e]), room.shape[0], 1 + noise.size // WORTH_A_THREAD)
-    chance = np.float32(0 if explore is None else float(explore))
+def known_ahead(channel: Any) -> bool:
+    """Whether what comes of an action is a matter of random numbers that are drawn before the walk: else the channel has to be asked on the way."""
+    return channel.exact or type(channel) is Slip
+
+
+def draw(task: Task, room: Room, explore: list[float] | None, many: int = 1, temper: Any = None) -> tuple[Any, int | None]:
+    """The random numbers of so many walks, each with its chance to `explore`, and from where to go on drawing after the last; None: from where it stands.
+
+    How long walks are must not show in that, so wherever a channel might be asked on the way, the stream begins anew after each of them.
+    """
+    channel: Any = task.channel
+    env, each = task.env, room.shape[0] * room.shape[1] * task.env.horizon
+    noise, coins = each * env.num_moves, each if explore is not None else 0
+    slips = each * (env.num_moves + 1) if type(channel) is Slip and not channel.exact else 0
+    after = None
+    if env.free or type(channel) is Exact:
+        drawn = torch.rand(many, noise + coins + slips)
+    else:
+        drawn = torch.empty(many, noise + coins + slips)
+        for row in drawn:
+            if after is not None:
+                torch.default_generator.manual_seed(after)
+            torch.rand(noise + coins, out=row[: noise + coins])
+            after = int(torch.randint(2**62, ()))
+            torch.rand(slips, out=row[noise + coins :])
+    found = drawn.numpy()
+    if many == 1:
+        parts = found[0, :noise].reshape(env.horizon, room.shape[0], -1)
+        in_parts(lambda s, e: _log_exponential(parts[:, s:e]), room.shape[0], 1 + noise // WORTH_A_THREAD)
+    else:
+        _log_exponential(found[:, :noise])
+    chances = np.array([0.0] * many if explore is None else explore, dtype=np.float32)
     tempers = room.even
     if temper is not None:
         tempers = np.array(np.broadcast_to(np.asarray(temper, dtype=np.float32), (*room.shape, 1))[..., 0], order="C")
-    return loops().Chance(noise, coins, chance, tempers, _NONE, np.float32(0))
-
-
-_NONE = np.empty((0, 0), dtype=np.float32)
+    slip = np.float32(channel.alpha if slips else 0)
+    return loops().Chance(found, noise if coins else -1, chances, noise + coins if slips else -1, slip, tempers), after
 
 
 def _log_exponential(x: np.ndarray) -> None:
@@ -212,7 +229,7 @@ def _most(world: Any, batch: int) -> int:
     return sum(min(batch, world.side ** min(t, 62)) if world.string else batch for t in range(world.asked))
 
 
-def _way(env: Any, seeds: int, batch: int) -> Any:
+def new_way(env: Any, seeds: int, batch: int) -> Any:
     shape, whole = (env.horizon, seeds, batch), (env.horizon + 1, seeds, batch)
     states, row, final = (np.empty(x, dtype=np.int64) for x in ((*whole, env.state_dim), whole, (seeds, batch)))
     actions, moves = np.empty((2, *shape), dtype=np.int64)

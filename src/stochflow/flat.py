@@ -153,10 +153,18 @@ class FlatParameters:
     def _pace(self, step: Tensor) -> Any:
         """Adam's rate and the average's weight: on a CPU as numbers, which cost less than operators; else where nobody has to wait for them."""
         if step.device.type == "cpu":
-            done = step.item()
-            return [float(np.float32(scale * (1 + done / tau) ** power)) for scale, tau, power in self.curves]
+            return self._pace_at(step.item())
         scale, tau, power = self._curves
         return self.paces.copy_(scale * (1 + step / tau) ** power).unbind()
+
+    def _pace_at(self, done: float) -> list[float]:
+        return [float(np.float32(scale * (1 + done / tau) ** power)) for scale, tau, power in self.curves]
+
+    def for_loops(self, done: int, many: int) -> tuple[Any, ...]:
+        """For compiled loops that update by themselves: what they work on, and the paces of so many steps, which are counted as taken."""
+        assert self._compiled is not None
+        paces = np.array([self._compiled.pace(*self._pace_at(done + k)) for k in range(many)]).reshape(many, 3)
+        return self._compiled.given(float(self.clip), paces)
 
     def _clip(self, grad: Tensor) -> None:
         """By pieces, each seed's its own: a vector that says whose each number is would be read as often as the gradient."""
@@ -223,12 +231,18 @@ class _Compiled:
         self.state = (grad.numpy(), values.numpy(), *flat.moments.numpy(), flat.average.numpy())
         self.norms, self.steps = flat.norms.numpy(), flat.adam_steps.numpy()
 
-    def update(self, rate: float, share: float, clip: float) -> None:
-        compiled = loops()
+    def pace(self, rate: float, share: float) -> tuple[float, float, float]:
+        """What a loop has to know of the next of Adam's steps, which is then counted."""
         self.steps[0] += 1
         done = float(self.steps[0])
-        pace = rate / (1 - 0.9**done), (1 - 0.999**done) ** -0.5, share
-        given = self.first, self.pieces, self.found, self.norms, clip, *self.state, pace
+        return rate / (1 - 0.9**done), (1 - 0.999**done) ** -0.5, share
+
+    def given(self, clip: float, paces: np.ndarray) -> tuple[Any, ...]:
+        """What the loop works on."""
+        return self.first, self.pieces, self.found, self.norms, clip, *self.state, paces
+
+    def update(self, rate: float, share: float, clip: float) -> None:
+        compiled, given = loops(), (0, *self.given(clip, np.array([self.pace(rate, share)])))
         parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 else 1
         if parts == 1:
             in_parts(lambda s, e: compiled.update(s, e, 0, 1, True, True, *given), self.seeds, self.parts)

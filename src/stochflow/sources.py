@@ -88,6 +88,10 @@ class OnPolicy(Source):
     def trace_of(self, traj):
         return self.trace if traj.states is self._last[1] else None
 
+    def moved_on(self, trace: Any) -> None:
+        """Others have walked since, in the same memory: the last batch's trace is no more."""
+        self._last[:] = trace, None
+
     def walks(self, task: Task, policy: Any) -> bool:
         """Whether it is this policy that walks, and in this world: what it keeps of the way is then of use to whoever trains it."""
         return self.task.env is task.env and self._policy[0] is policy

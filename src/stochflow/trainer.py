@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stochflow import balance_kernel, cpu_balance, cpu_noise, noise_kernel, worth
+from stochflow import balance_kernel, cpu_balance, cpu_noise, cpu_recording, noise_kernel, worth
 from stochflow.buffer import Buffer
 from stochflow.capture import WARM_UP, Captured, aside
 from stochflow.cpu_compiled import one_thread
@@ -96,6 +96,8 @@ class Trainer:
                     flat.compile()
             if policy.num_seeds * source.batch * task.env.horizon <= FEW_STEPS:
                 self._alone = one_thread
+        self._at_once = own and source.traces and cpu_recording.fits(self, self._worth, self._noise)
+        self._recording: Any = None  # of iterations on the CPU, of which many go at once
         self._pool: Any = None  # memory that all recordings share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
 
@@ -256,12 +258,30 @@ class Trainer:
     def train(self, until: int, every: int = 100, on_log: Callable[[Trainer], None] | None = None) -> None:
         """Go on until `until` steps are done in all; `on_log` is called every `every` steps and at the end."""
         while self.steps_done < until and not self.stop_requested:
+            if self._go_on(min(every - self.steps_done % every, until - self.steps_done) - 1):
+                continue
             due = (self.steps_done + 1) % every == 0 or self.steps_done + 1 == until
             self.iterate(note=due)
             if on_log is not None and due:
                 on_log(self)
         if self.stop_requested and self.steps_done < until and self.steps_done % every:
             self.iterate()  # one more, with its figures: what is saved says how things stand
+
+    def _go_on(self, most: int) -> bool:
+        """Some iterations at once, at most so many, of which nobody reads the figures; False: the next one is made alone."""
+        if most <= 0 or not self._at_once or self.steps_done < cpu_recording.BEFORE or self.task is not self._known:
+            return False
+        source: Any = self.source
+        trace = source.trace
+        if trace is None or not trace.room.serves(self.policy, source.batch):
+            return False
+        if self._recording is None or not self._recording.serves(trace.room):
+            self._recording = cpu_recording.Recording(self, trace.room, self._worth[1])
+        done = self._recording.run(most)
+        self.steps_done += done
+        self.step.fill_(self.steps_done)
+        self._scored += done * self.policy.num_seeds * source.batch
+        return done > 0
 
     def _ask(self, states: Tensor, where: Tensor) -> Tensor | None:
         """Log-rewards beyond those of the batch, for objectives that look at children; counted."""

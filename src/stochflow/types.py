@@ -37,13 +37,13 @@ class Fading(NamedTuple):
     step: Tensor  # 0-D
 
     def now(self) -> Tensor:
-        return self._at(self.step)
+        return self.at(self.step)
 
     def on_cpu(self) -> float:
         """The same as a number, which costs less than operators."""
-        return self._at(float(self.step))
+        return self.at(float(self.step))
 
-    def _at(self, step: Any) -> Any:
+    def at(self, step: Any) -> Any:
         return self.start * self.tau / (step + self.tau)
 
 

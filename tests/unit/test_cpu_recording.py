@@ -1,0 +1,267 @@
+"""Many iterations on the CPU in one call are those iterations, to the last digit, whoever helps and however many go together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from stochflow import cpu_recording
+from stochflow.buffer import Buffer
+from stochflow.channels import Exact, Neighbour, Slip
+from stochflow.cpu_compiled import Beside, loops
+from stochflow.dynamics import Known, Neural, Tabular
+from stochflow.envs import Grid, Strings
+from stochflow.envs.grid import Corners
+from stochflow.nets import MLP, Lookup
+from stochflow.objectives import DetailedBalance, TrajectoryBalance
+from stochflow.oracles import Table
+from stochflow.policy import Policy
+from stochflow.rewards import Linear
+from stochflow.sources import OnPolicy
+from stochflow.trainer import Trainer
+from stochflow.types import Task
+
+numba = pytest.importorskip("numba")
+
+LETTERS = "".join(chr(0x100 + i) for i in range(30))  # a head of so many outputs is not kept turned
+WORLDS = {
+    "grid": lambda: Grid(2, 8),
+    "cube": lambda: Grid(3, 5),
+    "strings": lambda: Strings("ACGT", 5),
+    "variable": lambda: Strings("ABC", 5, 2),
+    "many letters": lambda: Strings(LETTERS, 3),
+}
+NOISES = {
+    "exact": lambda env, seeds: (Exact(), Known(env, Exact())),
+    "neural": lambda env, seeds: (Slip(0.3), Neural(env, range(seeds), hidden=16)),
+    "known": lambda env, seeds: (Slip(0.3), Known(env, Slip(0.3))),
+    "counted": lambda env, seeds: (Slip(0.3), Tabular(env, range(seeds))),
+    "neighbour": lambda env, seeds: (Neighbour(0.3), Neural(env, range(seeds), hidden=16)),
+}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """From the second iteration on, compiled here and now; the threads as they were, afterwards."""
+
+    def look(self):
+        self.loop.compile(self.kinds)
+        return True
+
+    monkeypatch.setattr(cpu_recording, "BEFORE", 1)
+    monkeypatch.setattr(Beside, "look", look)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def trainer_of(
+    world="grid", net=MLP(32, 2), seeds=1, batch=16, objective=TrajectoryBalance(), noise="exact", explore=0.1, **more
+) -> Trainer:  # noqa: B008
+    env = WORLDS[world]()
+    channel, dynamics = NOISES[noise](env, seeds)
+    oracle = Corners(env.side, 0.01) if isinstance(env, Grid) else Table(env, torch.linspace(0.1, 1, env.count()))
+    task = Task(env, channel, oracle, Linear(0.3))
+    policy = Policy(env, net, seeds=range(seeds))
+    torch.manual_seed(1)
+    return Trainer(task, policy, dynamics, objective, OnPolicy(task, policy, batch, explore=explore), **more)
+
+
+def assert_same(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def one_by_one(trainer: Trainer, steps: int, every: int = 20) -> dict:
+    trainer._at_once = False
+    trainer.train(steps, every)
+    assert trainer._recording is None
+    return trainer.state_dict()
+
+
+@pytest.mark.parametrize("noise", ["exact", "neural"])
+@pytest.mark.parametrize("objective", [TrajectoryBalance(), DetailedBalance()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(("net", "seeds", "batch"), [(MLP(32, 2), 1, 16), (Lookup(16, 2, 8), 3, 5)], ids=str)
+@pytest.mark.parametrize("world", WORLDS)
+def test_they_are_the_iterations_one_by_one(world, net, seeds, batch, objective, noise):
+    """Weights, averages, moments, steps, figures, questions asked and the stream of random numbers; with the noted ones in between."""
+    given = {"world": world, "net": net, "seeds": seeds, "batch": batch, "objective": objective, "noise": noise}
+    if world == "many letters" and noise == "neural":
+        pytest.skip("a model of the noise of so many letters learns by autograd")
+    expected = one_by_one(trainer_of(**given), 45)
+    trainer = trainer_of(**given)
+    trainer.train(45, 20)
+    assert trainer._recording is not None
+    assert_same(trainer.state_dict(), expected)
+
+
+@pytest.mark.parametrize("noise", ["exact", "neural"])
+@pytest.mark.parametrize(("threads", "seeds"), [(2, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("world", ["grid", "strings", "variable"])
+def test_helpers_change_no_digit(world, threads, seeds, noise, monkeypatch):
+    expected = one_by_one(trainer_of(world, batch=33, seeds=seeds, noise=noise), 60)
+    monkeypatch.setattr(cpu_recording, "WORTH", 1)  # everything is shared
+    torch.set_num_threads(threads)
+    trainer = trainer_of(world, batch=33, seeds=seeds, noise=noise)
+    trainer.train(60, 20)
+    assert_same(trainer.state_dict(), expected)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 64])
+def test_how_many_go_together_does_not_show(most, monkeypatch):
+    expected = one_by_one(trainer_of("variable", noise="neural"), 50, every=50)
+    monkeypatch.setattr(cpu_recording, "MOST", most)
+    trainer = trainer_of("variable", noise="neural")
+    trainer.train(50, every=50)
+    assert trainer._recording.most == most
+    assert_same(trainer.state_dict(), expected)
+
+
+def test_no_exploration_and_three_layers():
+    given = {"net": MLP(16, 3), "explore": 0.0, "world": "cube"}
+    expected, trainer = one_by_one(trainer_of(**given), 30), trainer_of(**given)
+    trainer.train(30, 20)
+    assert trainer._recording is not None
+    assert_same(trainer.state_dict(), expected)
+
+
+def test_a_run_goes_on_from_where_it_was_left():
+    expected, first, second = one_by_one(trainer_of(noise="neural"), 70), trainer_of(noise="neural"), trainer_of(noise="neural")
+    first.train(33, 20)
+    second.load_state_dict(first.state_dict())
+    second.train(70, 20)
+    found = second.state_dict()
+    assert_same({k: v for k, v in found.items() if k != "stats"}, {k: v for k, v in expected.items() if k != "stats"})
+
+
+def test_a_source_that_changes_its_batch_has_another_recording():
+    found = []
+    for go in (one_by_one, lambda trainer, steps: trainer.train(steps, 20)):
+        trainer = trainer_of()
+        go(trainer, 30)
+        trainer.source.batch = 5
+        go(trainer, 60)
+        found.append(trainer.state_dict())
+    assert_same(*found)
+    assert trainer._recording.room.batch == 5
+
+
+def test_trajectories_that_somebody_keeps_stay_as_they_are_and_have_no_trace_any_more():
+    trainer = trainer_of()
+    trainer.train(10, 20)
+    kept = trainer.act()
+    before = [x.clone() for x in kept]
+    assert trainer.source.trace_of(kept) is not None
+    trainer.train(40, 20)
+    assert trainer.source.trace_of(kept) is None
+    assert all(torch.equal(one, other) for one, other in zip(kept, before, strict=True))
+
+
+def test_a_run_that_is_asked_to_stop_stops():
+    trainer = trainer_of()
+
+    def stop(trainer: Trainer) -> None:
+        trainer.stop_requested = True
+
+    trainer.train(1000, 25, stop)
+    assert trainer.steps_done == 25
+    assert trainer.oracle_calls == 25 * 16
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"noise": "known"}, {"noise": "counted"}, {"noise": "neighbour"}, {"noise": "neural", "dynamics_buffer": True}],
+    ids=str,
+)
+def test_what_it_does_not_know_goes_one_by_one(given):
+    if "dynamics_buffer" in given:
+        given |= {"dynamics_buffer": Buffer(WORLDS["grid"](), 64, 1)}
+    trainer = trainer_of(**given)
+    trainer.train(30, 20)
+    assert trainer._recording is None
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_loop_that_fails_is_heard_and_nobody_waits_for_ever(threads, monkeypatch):
+    @numba.njit(nogil=True, error_model="numpy")
+    def teach(s, e, part, parts, few, count, inputs, slope, said, to_stages, to_biases):
+        raise MemoryError
+
+    monkeypatch.setattr(cpu_recording, "WORTH", 1)
+    monkeypatch.setattr(loops(), "teach", teach)
+    torch.set_num_threads(threads)
+    trainer = trainer_of()
+    trainer.act()
+    recording = cpu_recording.Recording(trainer, trainer.source.trace.room, trainer._worth[1])
+    recording.kept.count[0] = 10  # states of an iteration before
+    with pytest.raises(MemoryError):
+        recording.run(5)
+
+
+def test_it_is_compiled_beside_and_read_from_the_disk(tmp_path):
+    """Until it is there, iterations go one by one; whoever comes later finds it."""
+    (tmp_path / "some_loop.py").write_text("import numba\n\n@numba.njit(cache=True)\ndef loop(x):\n    return x + 1\n")
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(tmp_path)!r})
+from some_loop import loop
+from stochflow.cpu_compiled import Beside
+made = Beside(loop, (1.5,))
+found, until = [made.look()], time.monotonic() + 60
+while not made.look() and time.monotonic() < until:
+    time.sleep(0.02)
+assert loop(1.5) == 2.5
+print(found[0], made.ready, sum(loop.stats.cache_misses.values()), made.process is None)
+"""
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [subprocess.run([sys.executable, "-c", code], check=True, env=env, capture_output=True, text=True).stdout for _ in range(2)]
+    assert said == ["False True 0 False\n", "True True 0 True\n"]
+
+
+class Never:
+    """What a process is that goes on for ever, or has failed."""
+
+    def __init__(self, code):
+        self.poll = lambda: code
+
+
+@pytest.mark.parametrize("code", [None, 1])
+def test_iterations_go_one_by_one_where_nothing_comes_of_it(code, monkeypatch, tmp_path):
+    monkeypatch.undo()
+    monkeypatch.setattr(cpu_recording, "BEFORE", 1)
+    monkeypatch.setattr(Beside, "_load", lambda self: False)
+    monkeypatch.setattr(Beside, "_start", lambda self: Never(code))
+    expected, trainer = one_by_one(trainer_of(net=MLP(8, 4)), 50), trainer_of(net=MLP(8, 4))  # nobody has compiled it for four layers
+    begun = time.monotonic()
+    trainer.train(50, 20)
+    assert time.monotonic() - begun < 60
+    assert not trainer._recording.compiled.ready
+    assert_same(trainer.state_dict(), expected)
+
+
+def test_random_numbers_of_many_walks_are_those_of_one_after_the_other():
+    from stochflow import cpu_walk
+
+    for world, noise in (("grid", "exact"), ("grid", "neural"), ("strings", "neural"), ("strings", "exact")):
+        trainer = trainer_of(world, noise=noise)
+        trainer.act()
+        room, found, after = trainer.source.trace.room, [], []
+        for together in (True, False):
+            torch.manual_seed(5)
+            drawn = []
+            for many in (3,) if together else (1, 1, 1):
+                chance, then = cpu_walk.draw(trainer.task, room, [0.1] * many, many)
+                if then is not None:
+                    torch.default_generator.manual_seed(then)
+                drawn.append(chance.drawn)
+            found.append(np.concatenate(drawn))
+            after.append(torch.rand(3))
+        assert np.array_equal(*found)
+        assert torch.equal(*after)
