@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ class Run:
     def __init__(self, tables: dict[str, Any], spec: dict[str, Any]):
         self.spec, self.offset = spec, float(TASKS["bits"]["length"] * TASKS["bits"]["word"]) if spec["task"] == "bits" else 0.0
         self.restart(0)
+
+    def settle(self) -> None:
+        """What makes many iterations at once on the CPU is compiled beside, the first time of all: wait for it."""
+        if self.cuda:
+            return
+        self.trainer.train(60)
+        while (made := getattr(self.trainer._recording, "compiled", None)) and made.kept is not None and not made.look():
+            time.sleep(0.05)
 
     def restart(self, seed: int) -> None:
         spec = self.spec

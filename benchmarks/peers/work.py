@@ -138,6 +138,7 @@ def speed(run: Runner, spec: dict[str, Any], begun: float) -> dict[str, Any]:
     found: dict[str, Any] = {"first_s": round(time.perf_counter() - begun, 3)}
     while len(first) < SAMPLE:  # the second iteration is where a CUDA graph is recorded
         first += run.train(1)
+    getattr(run, "settle", lambda: None)()  # what is still being compiled
     # trajectories grow while a policy learns, and time with them: all are timed after the same number of iterations
     run.train(max(1, spec.get("warm", 1) - run.steps))
     at, clock = run.steps, time.perf_counter()

@@ -91,9 +91,12 @@ class Beside:
         return self.ready
 
     def _load(self) -> bool:
-        found = None if self.kept is None else self.kept.load_overload(self.kinds, self.loop.targetctx)
-        if found is not None:
-            self.loop.add_overload(found)
+        from numba.core.compiler_lock import global_compiler_lock
+
+        with global_compiler_lock:
+            found = None if self.kept is None else self.kept.load_overload(self.kinds, self.loop.targetctx)
+            if found is not None:
+                self.loop.add_overload(found)
         return found is not None
 
     def _start(self) -> subprocess.Popen[bytes] | None:
@@ -131,6 +134,23 @@ def in_parts(work: Callable[[int, int], object], count: int, most: int | None = 
 def one_by_one(work: Callable[[int], object], count: int) -> None:
     """`work(i)` for each of `count` things, on as many threads."""
     in_parts(lambda begin, end: [work(i) for i in range(begin, end)], count)
+
+
+def helped(work: Callable[[bool], object], helpers: int, board: np.ndarray, place: int, end: int) -> None:
+    """`work(False)` here and `work(True)` on so many threads, as long as it lasts: whatever happens, `end` is written on the board, in this place, and all
+    of them are waited for. It goes without those that cannot come."""
+    given = []
+    try:
+        with suppress(RuntimeError):  # the interpreter is about to end
+            for _ in range(helpers):
+                given.append(_threads(os.getpid()).submit(work, True))
+        work(False)
+    finally:
+        board[place] = end
+        errors = [one.exception() for one in given]
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 def floats(*shape: int) -> np.ndarray:

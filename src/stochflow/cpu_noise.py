@@ -42,7 +42,7 @@ def fits(dynamics: Any) -> bool:
 @torch.no_grad()
 def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> Tensor:
     """`Neural.arrivals` with these weights, at all steps of a batch: [T, S, B, M], anything where no decision was taken, or the decision was to stop."""
-    model, thought, compiled = model_of(weights), room(dynamics, traj.moves.shape), loops()
+    model, thought, compiled = _model(weights), _room(dynamics, traj.moves.shape), loops()
     world, (states, _, moves, alive) = _world(dynamics.env), _arrays(traj)
     made = np.empty((*moves.shape, dynamics.env.num_moves), dtype=np.float32)
 
@@ -56,7 +56,7 @@ def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> T
 @torch.no_grad()
 def differentiate(dynamics: Any, traj: Trajectories, flat: Any) -> Tensor:
     """The gradient of each seed's `Neural.loss` into the `flat` parameters; the loss [S]."""
-    model, into, thought, compiled = model_of(flat.named), model_of(flat.slopes), room(dynamics, traj.moves.shape), loops()
+    model, into, thought, compiled = _model(flat.named), _model(flat.slopes), _room(dynamics, traj.moves.shape), loops()
     world, (states, actions, moves, alive) = _world(dynamics.env), _arrays(traj)
     string, side, _, many = world
     teaches = np.ascontiguousarray(trainable_steps(dynamics.env, traj).numpy())
@@ -83,11 +83,11 @@ class Given(NamedTuple):
 
 def for_loops(dynamics: Any, way: Any, flat: Any, made: np.ndarray) -> Given:
     """For a walk that goes this way, all of which happened; what is to be expected goes into `made` [T, S, B, M]."""
-    world, thought = _world(dynamics.env), room(dynamics, way.moves.shape)
+    world, thought = _world(dynamics.env), _room(dynamics, way.moves.shape)
     string, side, _, many = world
-    model, asked = model_of(flat.named), (*world, way.states, way.moves, way.alive)
+    model, asked = _model(flat.named), (*world, way.states, way.moves, way.alive)
     return Given(
-        (*asked, model_of(flat.averaged()), thought, made),
+        (*asked, _model(flat.averaged()), thought, made),
         (*asked, model, thought, _NOTHING),
         # where somebody goes on, whatever was done but to stop, which the loop knows, teaches
         (
@@ -100,7 +100,7 @@ def for_loops(dynamics: Any, way: Any, flat: Any, made: np.ndarray) -> Given:
             way.alive,
             model,
             thought,
-            model_of(flat.slopes),
+            _model(flat.slopes),
             np.empty(len(flat.norms), dtype=np.float32),
         ),
     )
@@ -115,11 +115,11 @@ def _arrays(traj: Trajectories) -> list[np.ndarray]:
     return [np.ascontiguousarray(x.numpy()) for x in (traj.states, traj.actions, traj.moves, traj.alive)]
 
 
-def model_of(of: dict[str, Tensor]) -> Any:
+def _model(of: dict[str, Tensor]) -> Any:
     return loops().Model(*[of[name].detach().numpy() for name in ("layers.0.weight", "layers.0.bias", "head.weight", "head.bias")])
 
 
-def room(dynamics: Any, shape: tuple[int, ...]) -> Any:
+def _room(dynamics: Any, shape: tuple[int, ...]) -> Any:
     """For as many states as there are steps [T, S, B]."""
     steps, seeds, batch = shape
     many, (_, width, outs) = steps * batch, dynamics.head.weight.shape

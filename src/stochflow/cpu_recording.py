@@ -7,118 +7,137 @@ random numbers are drawn beforehand.
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stochflow import cpu_balance, cpu_noise, cpu_walk
-from stochflow.cpu_compiled import Beside, in_parts, loops, one_by_one
+from stochflow.cpu_compiled import Beside, helped, in_parts, loops
 from stochflow.dynamics import Dynamics
 from stochflow.types import Fading
 
-MOST, NUMBERS = 64, 1 << 19  # iterations at once, and random numbers
+MOST, NUMBERS, SECONDS = (
+    64,
+    1 << 19,
+    0.05,
+)  # iterations at once, and random numbers; and how long nobody can be heard who wants them to stop
 WORTH = 1 << 19  # products of one seed's rows and weights that are worth a helper, who is awake
-BEFORE = 50  # iterations: whoever makes fewer does not wait until this is read from the disk
+BEFORE = 100  # iterations: whoever makes fewer has nothing compiled for this, nor read from the disk
 
 
-def fits(trainer: Any, worth: Any, noise: Any) -> bool:
-    """Whether all that an iteration of this trainer consists of is here; `worth` = that of all states, `noise` = who learns the noise without autograd."""
-    dynamics, source = trainer.dynamics, trainer.source
-    learned = trainer.dynamics_flat is not None and noise is cpu_noise and trainer.dynamics_buffer is None
+class Parts(NamedTuple):
+    """What an iteration is made of; a recording is of these, and of no others."""
+
+    task: Any
+    policy: Any
+    dynamics: Any
+    objective: Any
+    source: Any
+    policy_flat: Any
+    dynamics_flat: Any
+    dynamics_buffer: Any
+    noise: Any  # who learns it without autograd
+    worth: Tensor | None  # scores and log-rewards of all states
+    room: Any  # of the last walk
+    kept: Any  # and of its gradient
+
+
+def fits(parts: Parts) -> bool:
+    """Whether all that an iteration consists of is here, and has been compiled by one of the plain kind."""
+    source, dynamics, flat = parts.source, parts.dynamics, parts.dynamics_flat
+    learned = flat is not None and parts.noise is cpu_noise and parts.dynamics_buffer is None
     return (
-        trainer.policy.device.type == "cpu"
-        and worth is not None
+        parts.worth is not None
+        and parts.kept is not None
+        and parts.kept.flat is parts.policy_flat
+        and parts.room.serves(parts.policy, source.batch)
         and source.kernel
         and source.temper is None
-        and source.task is trainer.task
-        and cpu_walk.known_ahead(trainer.task.channel)
-        and (learned or dynamics.exact)
+        and source.task is parts.task
+        and cpu_walk.known_ahead(parts.task.channel)
+        and (learned or (dynamics.exact and flat is None))
         and type(dynamics).observe is Dynamics.observe
+        and all(hasattr(getattr(loops(), name), "overloads") for name in ("judge", "back", "teach", *["blame"] * learned))
     )
 
 
 class Recording:
-    """Of a trainer that `fits`, in the room of a walk; `paid` = the log-rewards of all states."""
+    """Of parts that `fits` knows."""
 
-    def __init__(self, trainer: Any, room: Any, paid: Tensor):
-        self.trainer, self.room, policy, env = trainer, room, trainer.policy, trainer.task.env
+    def __init__(self, parts: Parts):
+        from stochflow import cpu_rounds
+
+        self.parts, self.rounds = parts, cpu_rounds
+        room, kept, flat, env, head = parts.room, parts.kept, parts.dynamics_flat, parts.task.env, parts.policy.head
         self.way = cpu_walk.new_way(env, *room.shape)
-        made = np.empty((*self.way.moves.shape, env.num_moves), dtype=np.float32) if trainer.dynamics_flat is not None else None
-        self.balance = cpu_balance.for_loops(policy, trainer.objective, room, self.way, paid.numpy(), True, made, trainer.policy_flat)
-        self.noise = None if made is None else cpu_noise.for_loops(trainer.dynamics, self.way, trainer.dynamics_flat, made)
-        self.kept, head = room.kept, [x.detach().numpy() for x in (policy.head.weight, policy.head.bias)]
-        self.heads = (*head, *room.net.stages[-2:], room.net.biases[-1])
-        self.to_heads = (*self.kept.to_head, *self.kept.to_stages[-2:], self.kept.to_biases[-1])
+        made = np.empty((*self.way.moves.shape, env.num_moves), dtype=np.float32) if flat is not None else None
+        assert parts.worth is not None
+        paid = parts.worth[1].numpy()
+        self.balance = cpu_balance.for_loops(parts.policy, parts.objective, room, self.way, paid, True, made, parts.policy_flat)
+        self.noise = None if made is None else cpu_noise.for_loops(parts.dynamics, self.way, flat, made)
+        self.heads = (head.weight.detach().numpy(), head.bias.detach().numpy(), *room.net.stages[-2:], room.net.biases[-1])
+        self.to_heads = (*kept.to_head, *kept.to_stages[-2:], kept.to_biases[-1])
         self.most = max(1, min(MOST, NUMBERS // (room.none.numel() * env.horizon * (2 * env.num_moves + 2))))
+        self.now = 1  # iterations at once: the first one says how long they take
         self.where = np.zeros(8, dtype=np.int64)
         self._find_loops()
-        self.compiled = Beside(cpu_rounds().rounds, (False, 0, 1, *self._given(0, 1, cpu_rounds().board())))
+        self.compiled = Beside(cpu_rounds.rounds, (False, 0, 1, *self._given(0.0, 0, 1, *self._board())))
 
-    def serves(self, room: Any) -> bool:
-        """Whether it is of this room, as it is."""
-        return self.room is room and room.kept is self.kept and self.kept.flat is self.trainer.policy_flat
+    def serves(self, parts: Parts) -> bool:
+        return all(one is other for one, other in zip(self.parts, parts, strict=True))
 
-    def run(self, most: int) -> int:
-        """Up to so many iterations; how many it was: none before they are compiled."""
+    def run(self, done: float, most: int, count: Callable[[int], object]) -> bool:
+        """Some iterations, at most so many, after those that are done. Whatever happens, they are counted. False before they are compiled."""
         if not self.compiled.look():
-            return 0
-        many, seeds, rounds = min(most, self.most), self.room.shape[0], cpu_rounds().rounds
-        crew = min(torch.get_num_threads(), -(-int(self.kept.count[0]) * self.room.size // WORTH)) if seeds == 1 else 1
-        board, went = cpu_rounds().board(), list[bool]()
-        given = self._given(many, crew, board)
+            return False
+        many, seeds, source, rounds = min(most, self.now), self.parts.room.shape[0], self.parts.source, self.rounds.rounds
+        crew = min(torch.get_num_threads(), -(-int(self.parts.kept.count[0]) * self.parts.room.size // WORTH)) if seeds == 1 else 1
+        board, finished = self._board()
+        given, begun = self._given(done, many, crew, board, finished), time.perf_counter()
+        try:
+            if crew > 1:
+                helped(lambda helps: rounds(helps, 0, 1, *given), crew - 1, board, self.rounds.TICKET, self.rounds.END)
+            else:
+                in_parts(lambda s, e: rounds(False, s, e, *given), seeds)
+        finally:
+            source.moved_on(cpu_walk.Trace(self.parts.room, self.way, torch.from_numpy(self.way.final)))
+            count(int(finished.min()))
+        if (finished < many).any():
+            raise MemoryError("there was no memory for what a compiled loop writes down on its way")
+        self.now = max(1, min(self.most, int(SECONDS * many / (time.perf_counter() - begun))))
+        return True
 
-        def one(i: int) -> None:
-            helps = i + 1 < crew  # the last is this thread
-            try:
-                went.append(rounds(helps, 0, 1, *given))
-            finally:
-                if not helps:  # whatever happens, nobody goes on looking for work
-                    board[cpu_rounds().TICKET] = cpu_rounds().END
+    def _board(self) -> tuple[np.ndarray, np.ndarray]:
+        """On which those who share a seed say what there is to do, and how many iterations each seed has finished."""
+        return np.zeros(self.rounds.LINES, dtype=np.int64), np.zeros(self.parts.room.shape[0], dtype=np.int64)
 
-        if crew > 1:
-            one_by_one(one, crew)
-        else:
-            in_parts(lambda s, e: went.append(rounds(False, s, e, *given)), seeds)
-        self.trainer.source.moved_on(cpu_walk.Trace(self.room, self.way, torch.from_numpy(self.way.final)))
-        if not all(went):
-            raise MemoryError
-        return many
-
-    def _given(self, many: int, crew: int, board: np.ndarray) -> tuple[Any, ...]:
-        """What `rounds` works on, beside the seeds."""
-        room, trainer, source, done = self.room, self.trainer, self.trainer.source, self.trainer.steps_done
-        fades = Fading(source.explore, source.tau, trainer.step)
-        explore = [fades.at(float(done + k)) for k in range(many)] if source.explore > 0 else None
-        chance, after = cpu_walk.draw(trainer.task, room, explore, many)
+    def _given(self, done: float, many: int, crew: int, board: np.ndarray, finished: np.ndarray) -> tuple[Any, ...]:
+        """What `rounds` works on, beside the seeds; the random numbers of so many iterations are drawn."""
+        (room, source), world = (self.parts.room, self.parts.source), self.parts.room.world
+        fades = Fading(source.explore, source.tau, torch.tensor(0.0))
+        explore = [fades.at(done + k) for k in range(many)] if source.explore > 0 else None
+        chance, after = cpu_walk.draw(self.parts.task, room, explore, many)
         if after is not None:
             torch.default_generator.manual_seed(after)
-        walk, update = (room.world, room.net, room.rows, self.way, chance), trainer.policy_flat.for_loops(done, many)
-        noise = None if self.noise is None else (*self.noise, trainer.dynamics_flat.for_loops(done, many))
-        return (
-            *(many, crew, WORTH, room.size, board, self.where, room.world.asked, room.rows.begin, room.kept.count, room.world.few),
-            *(self.heads, self.to_heads, walk, *self.balance, update, noise),
-        )
+        walk, update = (world, room.net, room.rows, self.way, chance), self.parts.policy_flat.for_loops(done, many)
+        noise = None if self.noise is None else (*self.noise, self.parts.dynamics_flat.for_loops(done, many))
+        fixed = (crew, WORTH, room.size, board, finished, self.where, world.asked, room.rows.begin, self.parts.kept.count, world.few)
+        return (many, *fixed, self.heads, self.to_heads, walk, *self.balance, update, noise)
 
     def _find_loops(self) -> None:
         """Their addresses, in the order of `cpu_rounds`."""
-        compiled, address, none = loops(), cpu_rounds().address, (0, 1)
-        *_, walk, judge, back, teach, spread, update, noise = self._given(0, 1, cpu_rounds().board())
-        self.where[:6] = [
-            address(compiled.walk, (*none, 0, 1, none, True, True, 1, 0, *walk)),
-            address(compiled.judge, (*none, *judge)),
-            address(compiled.back, (*none, 0, 1, *back)),
-            address(compiled.teach, (*none, 0, 1, *teach)),
-            address(compiled.spread, (*none, *spread)),
-            address(compiled.update, (*none, 0, 1, True, True, 0, *update)),
-        ]
+        compiled, address, none, rounds = loops(), self.rounds.address, (0, 1), self.rounds
+        *_, walk, judge, back, teach, spread, update, noise = self._given(0.0, 0, 1, *self._board())
+        self.where[rounds.WALK] = address(compiled.walk, (*none, 0, 1, none, True, True, 1, 0, *walk), rounds.STEPS)
+        self.where[rounds.JUDGE] = address(compiled.judge, (*none, *judge))
+        self.where[rounds.BACK] = address(compiled.back, (*none, 0, 1, *back))
+        self.where[rounds.TEACH] = address(compiled.teach, (*none, 0, 1, *teach))
+        self.where[rounds.SPREAD] = address(compiled.spread, (*none, *spread))
+        self.where[rounds.UPDATE] = address(compiled.update, (*none, 0, 1, True, True, 0, *update))
         if noise is not None:
-            self.where[6:] = address(compiled.ponder, (*none, *noise[0])), address(compiled.blame, (*none, *noise[2]))
-
-
-def cpu_rounds() -> Any:
-    """The module, which is not imported where there is no numba."""
-    from stochflow import cpu_rounds as module
-
-    return module
+            self.where[rounds.PONDER] = address(compiled.ponder, (*none, *noise[0]))
+            self.where[rounds.BLAME] = address(compiled.blame, (*none, *noise[2]))

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numba
-import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_process_triple
 from numba import types
@@ -31,11 +30,15 @@ ALWAYS = 1 << 62
 PATIENCE = 4000  # looks at the board, a few dozen microseconds, before somebody else may have this core
 
 
-def address(loop: Any, given: Sequence[Any]) -> int:
+NOTHING, STEPS = types.none, types.int64  # what loops answer
+
+
+def address(loop: Any, given: Sequence[Any], answer: Any = NOTHING) -> int:
     """Of a loop as it was compiled for these arguments; it is compiled if it was not."""
     kinds = tuple(numba.typeof(x) for x in given)
     loop.compile(kinds)
     found = loop.overloads[kinds]
+    assert found.signature.return_type == answer
     return found.library.get_pointer_to_function(found.fndesc.llvm_func_name)
 
 
@@ -51,14 +54,14 @@ def _calls(result: Any) -> Any:
             loop = builder.inttoptr(where, context.call_conv.get_function_type(result, kinds).as_pointer())
             status, answer = context.call_conv.call_function(builder, loop, result, kinds, values)
             nothing = ir.Constant(ir.IntType(64), 0)
-            return builder.select(status.is_error, ir.Constant(nothing.type, -1), nothing if result is types.none else answer)
+            return builder.select(status.is_error, ir.Constant(nothing.type, -1), nothing if result is NOTHING else answer)
 
         return types.int64(types.int64, which, given), build
 
     return call
 
 
-_call, _go = _calls(types.none), _calls(types.int64)
+_call, _go = _calls(NOTHING), _calls(STEPS)
 
 
 def _line(context, builder, signature, board, where):
@@ -195,6 +198,7 @@ def rounds(
     worth,
     size,
     board,
+    finished,
     where,
     asked,
     begin,
@@ -210,14 +214,13 @@ def rounds(
     update,
     noise,
 ):
-    """So many iterations of the seeds s to e, or, if it `helps`, parts of those of the only one, as long as they last. Up to `crew` threads share what is
-    `worth` it: products of rows and weights, of which there are `size`. Whether all went well."""
+    """So many iterations of the seeds s to e, which are counted in `finished`, or, if it `helps`, parts of those of the only one, as long as they last. Up
+    to `crew` threads share what is `worth` it: products of rows and weights, of which there are `size`. A loop that fails ends it."""
     if helps:
         _help(board, where, walk, back, teach, update)
-        return True
+        return
     for seed in range(s, e):
         for k in range(many):
-            failed = 0
             _heads(seed, few, False, *heads)
             t, shared, most = 0, False, worth // size if crew > 1 else ALWAYS
             while 0 <= t < asked:
@@ -227,13 +230,15 @@ def rounds(
                 end, asks = (t + 1, 0) if shared else (asked, 100)
                 t = _go(where[WALK], (seed, seed + 1, t, end, (0, asks), True, True, most, k), walk)
                 shared = not shared
-            failed += min(t, 0)
-            count[seed] = begin[seed, asked]
+            count[seed], failed = begin[seed, asked], min(t, 0)
             if noise is not None:
                 failed += _call(where[PONDER], (seed, seed + 1), noise[0])
             failed += _call(where[JUDGE], (seed, seed + 1), judge)
             parts = min(crew, -(-count[seed] * size // worth))
             for what in (BACK, TEACH, SPREAD, SUM, STEP):
+                if failed < 0 or _look(board, FAILED) > 0:  # nobody learns from what is not right
+                    _put(board, TICKET, END)
+                    return
                 if what == SPREAD:
                     failed += _call(where[SPREAD], (seed, seed + 1), spread)
                     _heads(seed, few, True, *to_heads)
@@ -244,14 +249,7 @@ def rounds(
             if noise is not None:
                 failed += _call(where[PONDER], (seed, seed + 1), noise[1])
                 failed += _call(where[BLAME], (seed, seed + 1), noise[2])
-                failed += _call(where[UPDATE], (seed, seed + 1, 0, 1, True, True, k), noise[3])
-            if failed < 0 or _look(board, FAILED) > 0:
-                _put(board, TICKET, END)
-                return False
+                if failed == 0:
+                    failed += _call(where[UPDATE], (seed, seed + 1, 0, 1, True, True, k), noise[3])
+            finished[seed] += failed == 0
     _put(board, TICKET, END)
-    return True
-
-
-def board() -> np.ndarray:
-    """On which those who share a seed say what there is to do."""
-    return np.zeros(LINES, dtype=np.int64)

@@ -160,11 +160,16 @@ class FlatParameters:
     def _pace_at(self, done: float) -> list[float]:
         return [float(np.float32(scale * (1 + done / tau) ** power)) for scale, tau, power in self.curves]
 
-    def for_loops(self, done: int, many: int) -> tuple[Any, ...]:
-        """For compiled loops that update by themselves: what they work on, and the paces of so many steps, which are counted as taken."""
+    def for_loops(self, done: float, many: int) -> tuple[Any, ...]:
+        """For compiled loops that update by themselves: what they work on, and the paces of so many steps."""
         assert self._compiled is not None
-        paces = np.array([self._compiled.pace(*self._pace_at(done + k)) for k in range(many)]).reshape(many, 3)
+        before = float(self._compiled.steps[0])
+        paces = np.array([self._compiled.pace(before + k, *self._pace_at(done + k)) for k in range(many)]).reshape(many, 3)
         return self._compiled.given(float(self.clip), paces)
+
+    def passed(self, many: int) -> None:
+        """So many steps were taken by others."""
+        self.adam_steps += many
 
     def _clip(self, grad: Tensor) -> None:
         """By pieces, each seed's its own: a vector that says whose each number is would be read as often as the gradient."""
@@ -231,18 +236,17 @@ class _Compiled:
         self.state = (grad.numpy(), values.numpy(), *flat.moments.numpy(), flat.average.numpy())
         self.norms, self.steps = flat.norms.numpy(), flat.adam_steps.numpy()
 
-    def pace(self, rate: float, share: float) -> tuple[float, float, float]:
-        """What a loop has to know of the next of Adam's steps, which is then counted."""
-        self.steps[0] += 1
-        done = float(self.steps[0])
-        return rate / (1 - 0.9**done), (1 - 0.999**done) ** -0.5, share
+    def pace(self, done: float, rate: float, share: float) -> tuple[float, float, float]:
+        """What a loop has to know of one of Adam's steps, after so many."""
+        return rate / (1 - 0.9 ** (done + 1)), (1 - 0.999 ** (done + 1)) ** -0.5, share
 
     def given(self, clip: float, paces: np.ndarray) -> tuple[Any, ...]:
         """What the loop works on."""
         return self.first, self.pieces, self.found, self.norms, clip, *self.state, paces
 
     def update(self, rate: float, share: float, clip: float) -> None:
-        compiled, given = loops(), (0, *self.given(clip, np.array([self.pace(rate, share)])))
+        compiled, given = loops(), (0, *self.given(clip, np.array([self.pace(float(self.steps[0]), rate, share)])))
+        self.steps[0] += 1
         parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 else 1
         if parts == 1:
             in_parts(lambda s, e: compiled.update(s, e, 0, 1, True, True, *given), self.seeds, self.parts)

@@ -77,7 +77,7 @@ class Trainer:
         self._asked = torch.zeros((), dtype=torch.long, device=device)  # beyond those, by an objective
         self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
         self._none = nothing((policy.num_seeds,), device)
-        self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
+        self.stop_requested = False  # set from a signal handler: what is in flight is finished first
         self.capture = capture
         made: Any = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)  # a rollout's step is the source's to compile
         self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
@@ -96,8 +96,8 @@ class Trainer:
                     flat.compile()
             if policy.num_seeds * source.batch * task.env.horizon <= FEW_STEPS:
                 self._alone = one_thread
-        self._at_once = own and source.traces and cpu_recording.fits(self, self._worth, self._noise)
-        self._recording: Any = None  # of iterations on the CPU, of which many go at once
+        self._at_once = device.type == "cpu"
+        self._recording: cpu_recording.Recording | None = None  # many iterations on the CPU, and what they are made of
         self._pool: Any = None  # memory that all recordings share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
 
@@ -257,31 +257,43 @@ class Trainer:
 
     def train(self, until: int, every: int = 100, on_log: Callable[[Trainer], None] | None = None) -> None:
         """Go on until `until` steps are done in all; `on_log` is called every `every` steps and at the end."""
-        while self.steps_done < until and not self.stop_requested:
-            if self._go_on(min(every - self.steps_done % every, until - self.steps_done) - 1):
+        while self.steps_done < until:
+            stops = self.stop_requested
+            if stops and self.steps_done % every == 0:
+                break
+            if not stops and self._go_on(min(every - self.steps_done % every, until - self.steps_done) - 1):
                 continue
             due = (self.steps_done + 1) % every == 0 or self.steps_done + 1 == until
-            self.iterate(note=due)
+            self.iterate(note=due or stops)  # whoever stops makes one more, with its figures: what is saved says how things stand
             if on_log is not None and due:
                 on_log(self)
-        if self.stop_requested and self.steps_done < until and self.steps_done % every:
-            self.iterate()  # one more, with its figures: what is saved says how things stand
+            if stops:
+                break
 
     def _go_on(self, most: int) -> bool:
         """Some iterations at once, at most so many, of which nobody reads the figures; False: the next one is made alone."""
-        if most <= 0 or not self._at_once or self.steps_done < cpu_recording.BEFORE or self.task is not self._known:
-            return False
         source: Any = self.source
-        trace = source.trace
-        if trace is None or not trace.room.serves(self.policy, source.batch):
+        if most <= 0 or not self._at_once or self.steps_done < cpu_recording.BEFORE or type(source) is not OnPolicy:
             return False
-        if self._recording is None or not self._recording.serves(trace.room):
-            self._recording = cpu_recording.Recording(self, trace.room, self._worth[1])
-        done = self._recording.run(most)
-        self.steps_done += done
-        self.step.fill_(self.steps_done)
-        self._scored += done * self.policy.num_seeds * source.batch
-        return done > 0
+        if source.trace is None or not source.traces or not source.walks(self.task, self.policy):
+            return False
+        flats, room = (self.policy_flat, self.dynamics_flat), source.trace.room
+        made_of = (self.task, self.policy, self.dynamics, self.objective, source, *flats, self.dynamics_buffer, self._noise)
+        parts = cpu_recording.Parts(*made_of, self._worth if self.task is self._known else None, room, room.kept)
+        if not cpu_recording.fits(parts):
+            return False
+        if self._recording is None or not self._recording.serves(parts):
+            self._recording = cpu_recording.Recording(parts)
+        return self._recording.run(self.step.item(), most, self._passed)
+
+    def _passed(self, many: int) -> None:
+        """So many iterations were made at once."""
+        self.steps_done += many
+        self.step += many
+        self._scored += many * self.policy.num_seeds * self.source.batch
+        for flat in (self.policy_flat, self.dynamics_flat):
+            if flat is not None:
+                flat.passed(many)
 
     def _ask(self, states: Tensor, where: Tensor) -> Tensor | None:
         """Log-rewards beyond those of the batch, for objectives that look at children; counted."""

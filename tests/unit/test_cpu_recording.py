@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from stochflow import cpu_recording
+from stochflow import cpu_compiled, cpu_recording
 from stochflow.buffer import Buffer
 from stochflow.channels import Exact, Neighbour, Slip
-from stochflow.cpu_compiled import Beside, loops
+from stochflow.cpu_compiled import Beside
 from stochflow.dynamics import Known, Neural, Tabular
 from stochflow.envs import Grid, Strings
 from stochflow.envs.grid import Corners
@@ -29,6 +29,7 @@ from stochflow.types import Task
 
 numba = pytest.importorskip("numba")
 
+SMALL, TB = MLP(32, 2), TrajectoryBalance()
 LETTERS = "".join(chr(0x100 + i) for i in range(30))  # a head of so many outputs is not kept turned
 WORLDS = {
     "grid": lambda: Grid(2, 8),
@@ -61,9 +62,7 @@ def at_once(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def trainer_of(
-    world="grid", net=MLP(32, 2), seeds=1, batch=16, objective=TrajectoryBalance(), noise="exact", explore=0.1, **more
-) -> Trainer:  # noqa: B008
+def trainer_of(world="grid", net=SMALL, seeds=1, batch=16, objective=TB, noise="exact", explore=0.1, **more) -> Trainer:
     env = WORLDS[world]()
     channel, dynamics = NOISES[noise](env, seeds)
     oracle = Corners(env.side, 0.01) if isinstance(env, Grid) else Table(env, torch.linspace(0.1, 1, env.count()))
@@ -150,7 +149,7 @@ def test_a_source_that_changes_its_batch_has_another_recording():
         go(trainer, 60)
         found.append(trainer.state_dict())
     assert_same(*found)
-    assert trainer._recording.room.batch == 5
+    assert trainer._recording.parts.room.batch == 5
 
 
 def test_trajectories_that_somebody_keeps_stay_as_they_are_and_have_no_trace_any_more():
@@ -189,20 +188,147 @@ def test_what_it_does_not_know_goes_one_by_one(given):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_loop_that_fails_is_heard_and_nobody_waits_for_ever(threads, monkeypatch):
+@pytest.mark.parametrize("which", ["judge", "teach"])
+def test_a_loop_that_fails_is_heard_and_nobody_learns_from_it_or_waits_for_ever(which, threads, monkeypatch):
+    from stochflow import cpu_rounds
+
+    @numba.njit(nogil=True, error_model="numpy")
+    def judge(s, e, detailed, by_number, scale, world, begin, place, outs, way, log_k, paid, said, log_z, to_log_z):
+        raise MemoryError
+
     @numba.njit(nogil=True, error_model="numpy")
     def teach(s, e, part, parts, few, count, inputs, slope, said, to_stages, to_biases):
         raise MemoryError
 
     monkeypatch.setattr(cpu_recording, "WORTH", 1)
-    monkeypatch.setattr(loops(), "teach", teach)
     torch.set_num_threads(threads)
     trainer = trainer_of()
-    trainer.act()
-    recording = cpu_recording.Recording(trainer, trainer.source.trace.room, trainer._worth[1])
-    recording.kept.count[0] = 10  # states of an iteration before
+    trainer.train(40)
+    made = trainer._recording
+    if which == "judge":
+        made.where[cpu_rounds.JUDGE] = cpu_rounds.address(judge, (0, 1, *made.balance.judge))
+    else:
+        made.where[cpu_rounds.TEACH] = cpu_rounds.address(teach, (0, 1, 0, 1, *made.balance.teach))
+    before = trainer.state_dict()
     with pytest.raises(MemoryError):
-        recording.run(5)
+        trainer.train(100)
+    after = trainer.state_dict()
+    for state in (before, after):
+        del state["random.cpu"]
+    assert_same(after, before)
+
+
+class Interrupted(Exception):
+    """What somebody wants who does not wait."""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_whoever_breaks_in_finds_everything_counted_and_nobody_at_work(when, threads, monkeypatch):
+    """As a second Ctrl-C does, which is heard as soon as a compiled call is over, or before it begins."""
+    monkeypatch.setattr(cpu_recording, "WORTH", 1)
+    torch.set_num_threads(threads)
+    trainer = trainer_of(noise="neural")
+    trainer.train(40)
+    rounds = trainer._recording.rounds.rounds
+
+    def broken(helps, *given):
+        if when == "after" or helps:
+            rounds(helps, *given)
+        if not helps:
+            raise Interrupted
+
+    monkeypatch.setattr(trainer._recording.rounds, "rounds", broken)
+    with pytest.raises(Interrupted):
+        trainer.train(200, 200)
+    many = trainer.steps_done - 40
+    assert (many > 0) == (when == "after")
+    found, expected = trainer.state_dict(), trainer_of(noise="neural")
+    one_by_one(expected, 40)
+    for _ in range(many):
+        expected.iterate(False)
+    wanted = expected.state_dict()
+    if when == "before":  # what was drawn is gone
+        del found["random.cpu"], wanted["random.cpu"]
+    assert_same(found, wanted)
+
+
+def test_where_no_thread_can_be_had_it_goes_without(monkeypatch):
+    """As at the end of the interpreter, while a thread of somebody's still trains."""
+
+    class Closed:
+        def submit(self, *given):
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    expected = one_by_one(trainer_of(), 40)
+    monkeypatch.setattr(cpu_recording, "WORTH", 1)
+    monkeypatch.setattr(cpu_compiled, "_threads", lambda process: Closed())
+    torch.set_num_threads(2)
+    trainer = trainer_of()
+    trainer.train(40, 20)
+    assert_same(trainer.state_dict(), expected)
+
+
+@pytest.mark.parametrize("when", range(10, 31, 5))
+@pytest.mark.parametrize("at_once", [True, False])
+def test_whoever_stops_misses_no_line_of_the_log(when, at_once, monkeypatch):
+    trainer, logged = trainer_of(), []
+    trainer._at_once = at_once
+    passed, iterate = trainer._passed, trainer.iterate
+
+    def stop():
+        trainer.stop_requested = trainer.steps_done >= when
+
+    monkeypatch.setattr(trainer, "_passed", lambda many: (passed(many), stop()))
+    monkeypatch.setattr(trainer, "iterate", lambda note=True: (iterate(note), stop()))
+    trainer.train(1000, 10, lambda t: logged.append(t.steps_done))
+    assert when <= trainer.steps_done < when + 12
+    assert logged == list(range(10, trainer.steps_done + 1, 10))
+
+
+def other_channel(trainer):
+    trainer.source.task = trainer.task._replace(channel=Slip(0.4))
+
+
+def with_buffer(trainer):
+    trainer.dynamics_buffer = Buffer(trainer.task.env, 64, 1)
+
+
+CHANGES = {
+    "objective": lambda t: setattr(t, "objective", DetailedBalance()),
+    "channel": other_channel,
+    "buffer": with_buffer,
+    "clip": lambda t: setattr(t.policy_flat, "clip", 1e-3),
+    "explore": lambda t: setattr(t.source, "explore", 0.7),
+    "no exploration": lambda t: setattr(t.source, "explore", 0.0),
+    "step": lambda t: t.step.fill_(5000.0),
+    "temper": lambda t: setattr(t.source, "temper", lambda: torch.tensor(2.0)),
+    "kernel": lambda t: setattr(t.source, "kernel", False),
+    "traces": lambda t: setattr(t.source, "traces", False),
+    "source": lambda t: setattr(t, "source", OnPolicy(t.task, t.policy, 16, explore=0.1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_somebody_changes_is_changed(change):
+    found = []
+    for at_once in (True, False):
+        trainer = trainer_of("variable", noise="neural")
+        trainer._at_once = at_once
+        trainer.train(40, 20)
+        CHANGES[change](trainer)
+        trainer.train(80, 20)
+        found.append(trainer.state_dict())
+    assert_same(*found)
+
+
+def test_nobody_waits_long_for_it_to_stop(monkeypatch):
+    monkeypatch.setattr(cpu_recording, "SECONDS", 0.0)
+    trainer, many = trainer_of(), []
+    passed = trainer._passed
+    monkeypatch.setattr(trainer, "_passed", lambda n: (passed(n), many.append(n)))
+    trainer.train(40)
+    assert set(many) == {1}
 
 
 def test_it_is_compiled_beside_and_read_from_the_disk(tmp_path):

@@ -382,6 +382,23 @@ def test_the_compiled_update_is_the_plain_one(seeds):
     assert 0 < clipped < 5 * seeds
 
 
+def test_what_is_too_small_to_change_a_weight_is_nothing():
+    """A weight that is never spoken of again keeps a mean that falls until it is no ordinary number, with which some processors take very long."""
+    flat, threshold = FlatParameters(policy_of(Grid(2, 4), MLP(16, 2), 1), 1e-3, 10.0), 2.0**-126
+    flat.compile()
+    flat.moments[0].fill_(1e-29)
+    flat.moments[1].fill_(threshold * 1.0005)
+    flat.values.grad.zero_()
+    before = flat.values.detach().clone()
+    for step in range(30):
+        flat.update(torch.tensor(float(step), dtype=torch.float64))
+    assert not any(value.any() for name, value in flat.state_dict().items() if name.startswith("adam_") and name != "adam_step")
+    assert torch.equal(flat.values, before)
+    flat.values.grad.fill_(torch.nan)
+    flat.update(torch.tensor(30.0, dtype=torch.float64))
+    assert all(value.isnan().all() for name, value in flat.state_dict().items() if name.startswith("adam_") and name != "adam_step")
+
+
 def test_without_a_compiler_it_walks_and_learns_the_plain_way(monkeypatch):
     monkeypatch.setattr(cpu_walk, "loops", lambda: None)
     trainer = trainer_of(Grid(2, 4))
