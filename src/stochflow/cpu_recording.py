@@ -26,6 +26,7 @@ MOST, NUMBERS, SECONDS = (
     0.05,
 )  # iterations at once, and random numbers; and how long nobody can be heard who wants them to stop
 WORTH = 1 << 19  # products of one seed's rows and weights that are worth a helper, who is awake
+TRY = 64  # calls, of which one tries what was slower the last time
 BEFORE = 100  # iterations: whoever makes fewer has nothing compiled for this, nor read from the disk
 
 
@@ -82,7 +83,8 @@ class Recording:
         self.heads = (head.weight.detach().numpy(), head.bias.detach().numpy(), *room.net.stages[-2:], room.net.biases[-1])
         self.to_heads = (*kept.to_head, *kept.to_stages[-2:], kept.to_biases[-1])
         self.most = max(1, min(MOST, NUMBERS // (room.none.numel() * env.horizon * (2 * env.num_moves + 2))))
-        self.now = 1  # iterations at once: the first one says how long they take
+        self.now, self.calls = 1, 0  # iterations at once: the first one says how long they take
+        self.took: dict[int, float] = {}  # seconds an iteration, by how many worked on it
         self.where = np.zeros(8, dtype=np.int64)
         self._find_loops()
         self.compiled = Beside(cpu_rounds.rounds, (False, 0, 1, *self._given(0.0, 0, 1, *self._board())))
@@ -95,7 +97,7 @@ class Recording:
         if not self.compiled.look():
             return False
         many, seeds, source, rounds = min(most, self.now), self.parts.room.shape[0], self.parts.source, self.rounds.rounds
-        crew = min(torch.get_num_threads(), -(-int(self.parts.kept.count[0]) * self.parts.room.size // WORTH)) if seeds == 1 else 1
+        crew = self._crew()
         board, finished = self._board()
         given, begun = self._given(done, many, crew, board, finished), time.perf_counter()
         try:
@@ -108,8 +110,18 @@ class Recording:
             count(int(finished.min()))
         if (finished < many).any():
             raise MemoryError("there was no memory for what a compiled loop writes down on its way")
-        self.now = max(1, min(self.most, int(SECONDS * many / (time.perf_counter() - begun))))
+        each = max(time.perf_counter() - begun, 1e-9) / many
+        self.now, self.took[crew] = max(1, min(self.most, int(SECONDS / each))), (self.took.get(crew, each) + each) / 2
         return True
+
+    def _crew(self) -> int:
+        """How many work on the next iterations of one seed. Whether helpers help depends on the processor and on who else is at work, so now and then the
+        other way is tried; the digits are the same."""
+        threads, states = torch.get_num_threads(), int(self.parts.kept.count[0])
+        most = min(threads, -(-states * self.parts.room.size // WORTH)) if self.parts.room.shape[0] == 1 else 1
+        self.calls += 1
+        ways = sorted({max(1, most), 1}, key=lambda crew: self.took.get(crew, 0.0))
+        return ways[-1 if self.calls % TRY == 0 else 0]
 
     def _board(self) -> tuple[np.ndarray, np.ndarray]:
         """On which those who share a seed say what there is to do, and how many iterations each seed has finished."""

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,16 +102,51 @@ def test_they_are_the_iterations_one_by_one(world, net, seeds, batch, objective,
     assert_same(trainer.state_dict(), expected)
 
 
+@pytest.fixture
+def all_help(monkeypatch):
+    """With whatever there is to do, however little it is worth."""
+    monkeypatch.setattr(cpu_recording, "WORTH", 1)
+    monkeypatch.setattr(cpu_recording.Recording, "_crew", lambda self: torch.get_num_threads() if self.parts.room.shape[0] == 1 else 1)
+
+
 @pytest.mark.parametrize("noise", ["exact", "neural"])
 @pytest.mark.parametrize(("threads", "seeds"), [(2, 1), (3, 1), (2, 3)])
 @pytest.mark.parametrize("world", ["grid", "strings", "variable"])
-def test_helpers_change_no_digit(world, threads, seeds, noise, monkeypatch):
+def test_helpers_change_no_digit(world, threads, seeds, noise, all_help):
     expected = one_by_one(trainer_of(world, batch=33, seeds=seeds, noise=noise), 60)
-    monkeypatch.setattr(cpu_recording, "WORTH", 1)  # everything is shared
     torch.set_num_threads(threads)
     trainer = trainer_of(world, batch=33, seeds=seeds, noise=noise)
     trainer.train(60, 20)
     assert_same(trainer.state_dict(), expected)
+
+
+def test_helpers_are_called_where_they_help(monkeypatch):
+    """Both ways are tried, then the one that took less time, and now and then the other: things change."""
+    clock, passed, faster = [0.0], [], 2
+    torch.set_num_threads(2)
+    trainer = trainer_of("cube", net=MLP(256, 2))
+    trainer.train(40, 20)
+    recording = trainer._recording
+    recording.took.clear()
+    monkeypatch.setattr(cpu_recording, "TRY", 16)
+    monkeypatch.setattr(cpu_recording, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def run(given, work, *more):
+        passed.append(given)
+        clock[0] += 0.001 if given == faster else 0.003
+        work()
+
+    helped, in_parts = cpu_recording.helped, cpu_recording.in_parts
+    monkeypatch.setattr(cpu_recording, "helped", lambda *given: run(2, lambda: helped(*given)))
+    monkeypatch.setattr(cpu_recording, "in_parts", lambda *given: run(1, lambda: in_parts(*given)))
+    for _ in range(40):
+        recording.run(trainer.step.item(), 1, trainer._passed)
+    assert passed[:2] in ([1, 2], [2, 1])
+    assert passed[2:].count(2) > 33
+    faster = 1
+    for _ in range(80):
+        recording.run(trainer.step.item(), 1, trainer._passed)
+    assert passed[-30:].count(1) > 25
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64])
@@ -189,7 +225,7 @@ def test_what_it_does_not_know_goes_one_by_one(given):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("which", ["judge", "teach"])
-def test_a_loop_that_fails_is_heard_and_nobody_learns_from_it_or_waits_for_ever(which, threads, monkeypatch):
+def test_a_loop_that_fails_is_heard_and_nobody_learns_from_it_or_waits_for_ever(which, threads, all_help):
     from stochflow import cpu_rounds
 
     @numba.njit(nogil=True, error_model="numpy")
@@ -200,7 +236,6 @@ def test_a_loop_that_fails_is_heard_and_nobody_learns_from_it_or_waits_for_ever(
     def teach(s, e, part, parts, few, count, inputs, slope, said, to_stages, to_biases):
         raise MemoryError
 
-    monkeypatch.setattr(cpu_recording, "WORTH", 1)
     torch.set_num_threads(threads)
     trainer = trainer_of()
     trainer.train(40)
@@ -224,9 +259,8 @@ class Interrupted(Exception):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_whoever_breaks_in_finds_everything_counted_and_nobody_at_work(when, threads, monkeypatch):
+def test_whoever_breaks_in_finds_everything_counted_and_nobody_at_work(when, threads, monkeypatch, all_help):
     """As a second Ctrl-C does, which is heard as soon as a compiled call is over, or before it begins."""
-    monkeypatch.setattr(cpu_recording, "WORTH", 1)
     torch.set_num_threads(threads)
     trainer = trainer_of(noise="neural")
     trainer.train(40)
@@ -253,7 +287,7 @@ def test_whoever_breaks_in_finds_everything_counted_and_nobody_at_work(when, thr
     assert_same(found, wanted)
 
 
-def test_where_no_thread_can_be_had_it_goes_without(monkeypatch):
+def test_where_no_thread_can_be_had_it_goes_without(monkeypatch, all_help):
     """As at the end of the interpreter, while a thread of somebody's still trains."""
 
     class Closed:
@@ -261,7 +295,6 @@ def test_where_no_thread_can_be_had_it_goes_without(monkeypatch):
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     expected = one_by_one(trainer_of(), 40)
-    monkeypatch.setattr(cpu_recording, "WORTH", 1)
     monkeypatch.setattr(cpu_compiled, "_threads", lambda process: Closed())
     torch.set_num_threads(2)
     trainer = trainer_of()
