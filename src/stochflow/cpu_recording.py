@@ -20,11 +20,8 @@ from stochflow.cpu_compiled import Beside, helped, in_parts, loops
 from stochflow.dynamics import Dynamics
 from stochflow.types import Fading
 
-MOST, NUMBERS, SECONDS = (
-    64,
-    1 << 19,
-    0.05,
-)  # iterations at once, and random numbers; and how long nobody can be heard who wants them to stop
+MOST, NUMBERS = 64, 1 << 19  # iterations at once, and random numbers
+SECONDS = 0.05  # and how long nobody is heard who wants them to stop
 WORTH = 1 << 19  # products of one seed's rows and weights that are worth a helper, who is awake
 TRY = 64  # calls, of which one tries what was slower the last time
 BEFORE = 100  # iterations: whoever makes fewer has nothing compiled for this, nor read from the disk
@@ -90,6 +87,7 @@ class Recording:
         self.compiled = Beside(cpu_rounds.rounds, (False, 0, 1, *self._given(0.0, 0, 1, *self._board())))
 
     def serves(self, parts: Parts) -> bool:
+        """Whether it is of these."""
         return all(one is other for one, other in zip(self.parts, parts, strict=True))
 
     def run(self, done: float, most: int, count: Callable[[int], object]) -> bool:

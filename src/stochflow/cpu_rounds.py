@@ -28,8 +28,6 @@ TICKET, DONE, WHAT, FAILED = 0, 8, 16, 24  # places on the board, far enough apa
 LINES, END = 32, -(1 << 62)
 ALWAYS = 1 << 62
 PATIENCE = 4000  # looks at the board, a few dozen microseconds, before somebody else may have this core
-
-
 NOTHING, STEPS = types.none, types.int64  # what loops answer
 
 
@@ -190,30 +188,9 @@ def _heads(seed, few, turned, head, bias, own, table, own_bias):
 
 @_loop
 def rounds(
-    helps,
-    s,
-    e,
-    many,
-    crew,
-    worth,
-    size,
-    board,
-    finished,
-    where,
-    asked,
-    begin,
-    count,
-    few,
-    heads,
-    to_heads,
-    walk,
-    judge,
-    back,
-    teach,
-    spread,
-    update,
-    noise,
-):
+    helps, s, e, many, crew, worth, size, board, finished, where, asked, begin, count, few,
+    heads, to_heads, walk, judge, back, teach, spread, update, noise,
+):  # fmt: skip
     """So many iterations of the seeds s to e, which are counted in `finished`, or, if it `helps`, parts of those of the only one, as long as they last. Up
     to `crew` threads share what is `worth` it: products of rows and weights, of which there are `size`. A loop that fails ends it."""
     if helps:

@@ -164,7 +164,7 @@ class FlatParameters:
         """For compiled loops that update by themselves: what they work on, and the paces of so many steps."""
         assert self._compiled is not None
         before = float(self._compiled.steps[0])
-        paces = np.array([self._compiled.pace(before + k, *self._pace_at(done + k)) for k in range(many)]).reshape(many, 3)
+        paces = np.array([_pace_of_adam(before + k, *self._pace_at(done + k)) for k in range(many)]).reshape(many, 3)
         return self._compiled.given(float(self.clip), paces)
 
     def passed(self, many: int) -> None:
@@ -236,16 +236,12 @@ class _Compiled:
         self.state = (grad.numpy(), values.numpy(), *flat.moments.numpy(), flat.average.numpy())
         self.norms, self.steps = flat.norms.numpy(), flat.adam_steps.numpy()
 
-    def pace(self, done: float, rate: float, share: float) -> tuple[float, float, float]:
-        """What a loop has to know of one of Adam's steps, after so many."""
-        return rate / (1 - 0.9 ** (done + 1)), (1 - 0.999 ** (done + 1)) ** -0.5, share
-
     def given(self, clip: float, paces: np.ndarray) -> tuple[Any, ...]:
         """What the loop works on."""
         return self.first, self.pieces, self.found, self.norms, clip, *self.state, paces
 
     def update(self, rate: float, share: float, clip: float) -> None:
-        compiled, given = loops(), (0, *self.given(clip, np.array([self.pace(float(self.steps[0]), rate, share)])))
+        compiled, given = loops(), (0, *self.given(clip, np.array([_pace_of_adam(float(self.steps[0]), rate, share)])))
         self.steps[0] += 1
         parts = min(self.parts, torch.get_num_threads()) if self.seeds == 1 else 1
         if parts == 1:
@@ -253,6 +249,11 @@ class _Compiled:
             return
         for sums in (True, False):  # the norm is of all parts
             one_by_one(lambda part: compiled.update(0, 1, part, parts, sums, not sums, *given), parts)  # noqa: B023 - it is over before the next begins
+
+
+def _pace_of_adam(done: float, rate: float, share: float) -> tuple[float, float, float]:
+    """What a compiled loop has to know of one of Adam's steps, after so many."""
+    return rate / (1 - 0.9 ** (done + 1)), (1 - 0.999 ** (done + 1)) ** -0.5, share
 
 
 def fused_kernel(device: torch.device, follow: bool) -> Any:
