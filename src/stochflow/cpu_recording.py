@@ -23,7 +23,7 @@ from stochflow.types import Fading
 MOST, NUMBERS = 64, 1 << 19  # iterations at once, and random numbers
 SECONDS = 0.05  # and how long nobody is heard who wants them to stop
 WORTH = 1 << 19  # products of one seed's rows and weights that are worth a helper, who is awake
-TRY = 64  # calls, of which one tries what was slower the last time
+TRY, ENOUGH = 16, 8  # calls, of which one tries what was slower the last time; iterations that say how slow: helpers have to wake up first
 BEFORE = 100  # iterations: whoever makes fewer has nothing compiled for this, nor read from the disk
 
 
@@ -109,7 +109,9 @@ class Recording:
         if (finished < many).any():
             raise MemoryError("there was no memory for what a compiled loop writes down on its way")
         each = max(time.perf_counter() - begun, 1e-9) / many
-        self.now, self.took[crew] = max(1, min(self.most, int(SECONDS / each))), (self.took.get(crew, each) + each) / 2
+        self.now = max(1, min(self.most, int(SECONDS / each)))
+        if many >= min(self.most, ENOUGH):
+            self.took[crew] = (self.took.get(crew, each) + each) / 2
         return True
 
     def _crew(self) -> int:

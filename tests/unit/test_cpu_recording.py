@@ -128,7 +128,7 @@ def test_helpers_are_called_where_they_help(monkeypatch):
     trainer.train(40, 20)
     recording = trainer._recording
     recording.took.clear()
-    monkeypatch.setattr(cpu_recording, "TRY", 16)
+    monkeypatch.setattr(cpu_recording, "ENOUGH", 1)
     monkeypatch.setattr(cpu_recording, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     def run(given, work, *more):
