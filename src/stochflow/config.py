@@ -115,7 +115,7 @@ class Train:
     compile: bool = False
     """compile the loss and, where no kernel walks, a rollout's step (torch.compile; needs a C compiler, about half a minute at the start, and resumes alike but not bit for bit)"""
     threads: int = 1
-    """CPU threads; 0 leaves torch's own choice. Several seeds share them; those that one seed leaves idle help with it, as long as that helps"""
+    """CPU threads; 0 leaves torch's own choice. Several seeds share them; with one seed the others help where that is faster"""
 
     def check(self) -> None:
         """Refuse what cannot be trained with; `Config` calls it, and so nothing else needs to."""
