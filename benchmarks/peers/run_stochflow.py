@@ -14,6 +14,7 @@ from work import HIDDEN, LAYERS, LR, TASKS, resident, serve
 
 import stochflow
 from stochflow.config import configure
+from stochflow.cpu_recording import BEFORE
 from stochflow.exact import Graph, target_law
 from stochflow.experiment import Experiment
 from stochflow.tasks import build
@@ -35,11 +36,13 @@ class Run:
         self.restart(0)
 
     def settle(self) -> None:
-        """What makes many iterations at once on the CPU is compiled beside, the first time of all: wait for it."""
-        if self.cuda:
+        """What makes many iterations at once on the CPU is compiled beside, the first time of all: wait for it, with a trainer of its own."""
+        if self.cuda or self.trainer._worth is None:
             return
-        self.trainer.train(60)
-        while (made := getattr(self.trainer._recording, "compiled", None)) and made.kept is not None and not made.look():
+        with torch.random.fork_rng():
+            other = Experiment(self.made.config).trainer
+            other.train(BEFORE + 2, every=1 << 30)
+        while (made := getattr(other._recording, "compiled", None)) and made.kept is not None and not made.look():
             time.sleep(0.05)
 
     def restart(self, seed: int) -> None:

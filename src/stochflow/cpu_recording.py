@@ -23,7 +23,8 @@ from stochflow.types import Fading
 MOST, NUMBERS = 64, 1 << 19  # iterations at once, and random numbers
 SECONDS = 0.05  # and how long nobody is heard who wants them to stop
 WORTH = 1 << 19  # products of one seed's rows and weights that are worth a helper, who is awake
-TRY, ENOUGH = 16, 8  # calls, of which one tries what was slower the last time; iterations that say how slow: helpers have to wake up first
+TRY = 16  # calls, of which one tries what was slower the last time
+LONG = 0.002  # seconds: helpers, who have to wake up, come to calls that last so long
 BEFORE = 100  # iterations: whoever makes fewer has nothing compiled for this, nor read from the disk
 
 
@@ -59,7 +60,9 @@ def fits(parts: Parts) -> bool:
         and cpu_walk.known_ahead(parts.task.channel)
         and (learned or (dynamics.exact and flat is None))
         and type(dynamics).observe is Dynamics.observe
-        and all(hasattr(getattr(loops(), name), "overloads") for name in ("judge", "back", "teach", *["blame"] * learned))
+        and all(
+            hasattr(getattr(loops(), name), "overloads") for name in loops().BESIDE[: None if learned else -1]
+        )  # and no stand-ins any more
     )
 
 
@@ -80,7 +83,7 @@ class Recording:
         self.heads = (head.weight.detach().numpy(), head.bias.detach().numpy(), *room.net.stages[-2:], room.net.biases[-1])
         self.to_heads = (*kept.to_head, *kept.to_stages[-2:], kept.to_biases[-1])
         self.most = max(1, min(MOST, NUMBERS // (room.none.numel() * env.horizon * (2 * env.num_moves + 2))))
-        self.now, self.calls = 1, 0  # iterations at once: the first one says how long they take
+        self.now, self.each, self.calls = 1, 0.0, 0  # iterations at once: the first one says how many seconds each takes
         self.took: dict[int, float] = {}  # seconds an iteration, by how many worked on it
         self.where = np.zeros(8, dtype=np.int64)
         self._find_loops()
@@ -91,11 +94,11 @@ class Recording:
         return all(one is other for one, other in zip(self.parts, parts, strict=True))
 
     def run(self, done: float, most: int, count: Callable[[int], object]) -> bool:
-        """Some iterations, at most so many, after those that are done. Whatever happens, they are counted. False before they are compiled."""
+        """Some iterations, at most so many, after those that are done; they are counted even if somebody breaks in. False before they are compiled."""
         if not self.compiled.look():
             return False
         many, seeds, source, rounds = min(most, self.now), self.parts.room.shape[0], self.parts.source, self.rounds.rounds
-        crew = self._crew()
+        crew = self._crew(many)
         board, finished = self._board()
         given, begun = self._given(done, many, crew, board, finished), time.perf_counter()
         try:
@@ -104,24 +107,25 @@ class Recording:
             else:
                 in_parts(lambda s, e: rounds(False, s, e, *given), seeds)
         finally:
-            source.moved_on(cpu_walk.Trace(self.parts.room, self.way, torch.from_numpy(self.way.final)))
             count(int(finished.min()))
+            source.moved_on(cpu_walk.Trace(self.parts.room, self.way, torch.from_numpy(self.way.final)))
         if (finished < many).any():
             raise MemoryError("there was no memory for what a compiled loop writes down on its way")
-        each = max(time.perf_counter() - begun, 1e-9) / many
-        self.now = max(1, min(self.most, int(SECONDS / each)))
-        if many >= min(self.most, ENOUGH):
-            self.took[crew] = (self.took.get(crew, each) + each) / 2
+        self.each = max(time.perf_counter() - begun, 1e-9) / many
+        self.now = max(1, min(self.most, int(SECONDS / self.each)))
+        self.took[crew] = (self.took.get(crew, self.each) + self.each) / 2
         return True
 
-    def _crew(self) -> int:
-        """How many work on the next iterations of one seed. Whether helpers help depends on the processor and on who else is at work, so now and then the
-        other way is tried; the digits are the same."""
+    def _crew(self, many: int) -> int:
+        """How many work on the next iterations of one seed. Whether helpers help depends on the processor and on who else is at work, so they are tried, and
+        now and then again what was slower; the digits are the same."""
         threads, states = torch.get_num_threads(), int(self.parts.kept.count[0])
         most = min(threads, -(-states * self.parts.room.size // WORTH)) if self.parts.room.shape[0] == 1 else 1
+        if most <= 1 or many * self.each < LONG:
+            return 1
         self.calls += 1
-        ways = sorted({max(1, most), 1}, key=lambda crew: self.took.get(crew, 0.0))
-        return ways[-1 if self.calls % TRY == 0 else 0]
+        faster, slower = sorted((most, 1), key=lambda crew: self.took.get(crew, 0.0))
+        return slower if self.calls % TRY == 0 else faster
 
     def _board(self) -> tuple[np.ndarray, np.ndarray]:
         """On which those who share a seed say what there is to do, and how many iterations each seed has finished."""

@@ -27,7 +27,7 @@ ASK, SUM, STEP = 8, 9, 10  # what helpers may do beside BACK and TEACH: asking, 
 TICKET, DONE, WHAT, FAILED = 0, 8, 16, 24  # places on the board, far enough apart for those who write and those who wait
 LINES, END = 32, -(1 << 62)
 ALWAYS = 1 << 62
-PATIENCE = 4000  # looks at the board, a few dozen microseconds, before somebody else may have this core
+PATIENCE = 4000  # looks at the board, some hundred microseconds at most, before somebody else may have this core
 NOTHING, STEPS = types.none, types.int64  # what loops answer
 
 
@@ -228,5 +228,8 @@ def rounds(
                 failed += _call(where[BLAME], (seed, seed + 1), noise[2])
                 if failed == 0:
                     failed += _call(where[UPDATE], (seed, seed + 1, 0, 1, True, True, k), noise[3])
-            finished[seed] += failed == 0
+            if failed < 0 or _look(board, FAILED) > 0:
+                _put(board, TICKET, END)
+                return
+            finished[seed] += 1
     _put(board, TICKET, END)

@@ -106,7 +106,9 @@ def test_they_are_the_iterations_one_by_one(world, net, seeds, batch, objective,
 def all_help(monkeypatch):
     """With whatever there is to do, however little it is worth."""
     monkeypatch.setattr(cpu_recording, "WORTH", 1)
-    monkeypatch.setattr(cpu_recording.Recording, "_crew", lambda self: torch.get_num_threads() if self.parts.room.shape[0] == 1 else 1)
+    monkeypatch.setattr(
+        cpu_recording.Recording, "_crew", lambda self, many: torch.get_num_threads() if self.parts.room.shape[0] == 1 else 1
+    )
 
 
 @pytest.mark.parametrize("noise", ["exact", "neural"])
@@ -120,33 +122,46 @@ def test_helpers_change_no_digit(world, threads, seeds, noise, all_help):
     assert_same(trainer.state_dict(), expected)
 
 
-def test_helpers_are_called_where_they_help(monkeypatch):
-    """Both ways are tried, then the one that took less time, and now and then the other: things change."""
+@pytest.mark.parametrize("seconds", [0.0002, 0.02])
+def test_helpers_are_called_where_they_help(seconds, monkeypatch):
+    """Both ways are tried, then the one that took less time, and now and then the other: things change. Whatever an iteration takes."""
     clock, passed, faster = [0.0], [], 2
     torch.set_num_threads(2)
     trainer = trainer_of("cube", net=MLP(256, 2))
     trainer.train(40, 20)
     recording = trainer._recording
     recording.took.clear()
-    monkeypatch.setattr(cpu_recording, "ENOUGH", 1)
     monkeypatch.setattr(cpu_recording, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-
-    def run(given, work, *more):
-        passed.append(given)
-        clock[0] += 0.001 if given == faster else 0.003
-        work()
-
     helped, in_parts = cpu_recording.helped, cpu_recording.in_parts
-    monkeypatch.setattr(cpu_recording, "helped", lambda *given: run(2, lambda: helped(*given)))
-    monkeypatch.setattr(cpu_recording, "in_parts", lambda *given: run(1, lambda: in_parts(*given)))
-    for _ in range(40):
-        recording.run(trainer.step.item(), 1, trainer._passed)
-    assert passed[:2] in ([1, 2], [2, 1])
-    assert passed[2:].count(2) > 33
+
+    def run(crew, work, given):
+        before = trainer.policy_flat.adam_steps.item()
+        passed.append(crew)
+        work(*given)
+        assert trainer.policy_flat.adam_steps.item() == before  # which is counted afterwards
+        clock[0] += recording.now * seconds * (1 if crew == faster else 2)
+
+    monkeypatch.setattr(cpu_recording, "helped", lambda *given: run(2, helped, given))
+    monkeypatch.setattr(cpu_recording, "in_parts", lambda *given: run(1, in_parts, given))
+
+    def go(calls):
+        for _ in range(calls):
+            recording.run(trainer.step.item(), recording.now, trainer._passed)
+
+    go(40)
+    assert passed[5:].count(2) > 29
     faster = 1
-    for _ in range(80):
-        recording.run(trainer.step.item(), 1, trainer._passed)
+    go(80)
     assert passed[-30:].count(1) > 25
+
+
+def test_nobody_is_woken_for_a_short_call(monkeypatch):
+    torch.set_num_threads(2)
+    monkeypatch.setattr(cpu_recording, "helped", None)
+    monkeypatch.setattr(cpu_recording, "LONG", 1e9)
+    trainer = trainer_of("cube", net=MLP(256, 2))
+    trainer.train(40, 20)
+    assert set(trainer._recording.took) == {1}
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64])
@@ -224,7 +239,7 @@ def test_what_it_does_not_know_goes_one_by_one(given):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("which", ["judge", "teach"])
+@pytest.mark.parametrize("which", ["judge", "teach", "blame"])
 def test_a_loop_that_fails_is_heard_and_nobody_learns_from_it_or_waits_for_ever(which, threads, all_help):
     from stochflow import cpu_rounds
 
@@ -236,21 +251,31 @@ def test_a_loop_that_fails_is_heard_and_nobody_learns_from_it_or_waits_for_ever(
     def teach(s, e, part, parts, few, count, inputs, slope, said, to_stages, to_biases):
         raise MemoryError
 
+    @numba.njit(nogil=True, error_model="numpy")
+    def blame(s, e, string, side, moves, states, actions, moved, teaches, model, thought, into, losses):
+        raise MemoryError
+
     torch.set_num_threads(threads)
-    trainer = trainer_of()
+    trainer = trainer_of(noise="neural")
     trainer.train(40)
     made = trainer._recording
     if which == "judge":
         made.where[cpu_rounds.JUDGE] = cpu_rounds.address(judge, (0, 1, *made.balance.judge))
-    else:
+    elif which == "teach":
         made.where[cpu_rounds.TEACH] = cpu_rounds.address(teach, (0, 1, 0, 1, *made.balance.teach))
+    else:
+        made.where[cpu_rounds.BLAME] = cpu_rounds.address(blame, (0, 1, *made.noise.blame))
     before = trainer.state_dict()
     with pytest.raises(MemoryError):
         trainer.train(100)
     after = trainer.state_dict()
-    for state in (before, after):
-        del state["random.cpu"]
-    assert_same(after, before)
+    changed = [name for name in before if name.startswith("policy.weight") and not torch.equal(before[name], after[name])]
+    assert bool(changed) == (which == "blame")  # the noise is learned last
+    for name in before:
+        if name != "random.cpu" and not (which == "blame" and name.startswith("policy.")):
+            assert torch.equal(after[name], before[name]), name
+    furthest = max(float((after[name] - before[name]).abs().max()) for name in before if name.startswith("policy.weight"))
+    assert furthest < 0.005  # one step of Adam's, and no more
 
 
 class Interrupted(Exception):
