@@ -85,24 +85,13 @@ def for_loops(dynamics: Any, way: Any, flat: Any, made: np.ndarray) -> Given:
     """For a walk that goes this way, all of which happened; what is to be expected goes into `made` [T, S, B, M]."""
     world, thought = _world(dynamics.env), _room(dynamics, way.moves.shape)
     string, side, _, many = world
-    model, asked = _model(flat.named), (*world, way.states, way.moves, way.alive)
+    model, asked, losses = _model(flat.named), (*world, way.states, way.moves, way.alive), np.empty(len(flat.norms), dtype=np.float32)
+    # wherever somebody goes on, what was done teaches; the loop itself passes over stops
+    happened = way.states, way.actions, way.moves, way.alive
     return Given(
         (*asked, _model(flat.averaged()), thought, made),
         (*asked, model, thought, _NOTHING),
-        # where somebody goes on, whatever was done but to stop, which the loop knows, teaches
-        (
-            string,
-            side,
-            many,
-            way.states,
-            way.actions,
-            way.moves,
-            way.alive,
-            model,
-            thought,
-            _model(flat.slopes),
-            np.empty(len(flat.norms), dtype=np.float32),
-        ),
+        (string, side, many, *happened, model, thought, _model(flat.slopes), losses),
     )
 
 

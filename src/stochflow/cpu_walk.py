@@ -190,11 +190,7 @@ def draw(task: Task, room: Room, explore: list[float] | None, many: int = 1, tem
             after = int(torch.randint(2**62, ()))
             torch.rand(slips, out=row[noise + coins :])
     found = drawn.numpy()
-    if many == 1:
-        parts = found[0, :noise].reshape(env.horizon, room.shape[0], -1)
-        in_parts(lambda s, e: _log_exponential(parts[:, s:e]), room.shape[0], 1 + noise // WORTH_A_THREAD)
-    else:
-        _log_exponential(found[:, :noise])
+    in_parts(lambda a, b: _log_exponential(found[:, a:b]), noise, 1 + many * noise // WORTH_A_THREAD)
     chances = np.array([0.0] * many if explore is None else explore, dtype=np.float32)
     tempers = room.even
     if temper is not None:
