@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import stochflow
-from stochflow import metrics
+from stochflow.law import metrics
 
 
 def header(device: str, **settings: Any) -> dict[str, Any]:

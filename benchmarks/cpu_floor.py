@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 import stochflow
-from stochflow.config import configure
-from stochflow.cpu_compiled import in_parts, loops
-from stochflow.cpu_walk import draw
-from stochflow.experiment import Experiment
-from stochflow.flat import FlatParameters
+from stochflow.runs.config import configure
+from stochflow.engines.numba.compiled import in_parts, loops
+from stochflow.engines.numba.walk import draw
+from stochflow.runs.experiment import Experiment
+from stochflow.engines.flat import FlatParameters
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from run_stochflow import settings

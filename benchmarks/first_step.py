@@ -20,7 +20,7 @@ from pathlib import Path
 from common import header, write
 
 TASKS = {"grid 2-D, side 8": "grid", "TFBind8, stick 0.25, learned noise": "tfbind8"}
-CODE = "from stochflow.config import configure; from stochflow.experiment import Experiment; Experiment(configure('{task}')).trainer.train(1)"
+CODE = "from stochflow.runs.config import configure; from stochflow.runs.experiment import Experiment; Experiment(configure('{task}')).trainer.train(1)"
 
 
 def seconds(task: str, kept: str) -> float:

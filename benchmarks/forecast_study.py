@@ -40,10 +40,10 @@ import numpy as np
 import torch
 
 from stochflow import __version__
-from stochflow import forecast_report as report
+from stochflow.forecast import report
 from stochflow.forecast import Backtest, Forecast, Forecaster, shipped
-from stochflow.metrics import interval
-from stochflow.objectives import MARGINAL, REALISED
+from stochflow.law.metrics import interval
+from stochflow.learn.objectives import MARGINAL, REALISED
 
 RESULTS = Path(__file__).parent / "results" / "forecast.json"
 MEASURES = ("mase", "crps", "pinball", "coverage_80")

@@ -26,12 +26,12 @@ import torch._dynamo  # any optimiser imports it when it is made: here it counts
 from common import write
 
 import stochflow
-from stochflow.config import configure
-from stochflow.exact import Graph, exact_law
-from stochflow.experiment import Experiment
-from stochflow.nets import MLP
-from stochflow.policy import Policy
-from stochflow.tasks import build
+from stochflow.runs.config import configure
+from stochflow.law.exact import Graph, exact_law
+from stochflow.runs.experiment import Experiment
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.runs.tasks import build
 
 WINDOWS = 5
 Row = dict[str, Any]

@@ -33,7 +33,7 @@ STEPS = {"tfbind8": 1500, "grid": 2000}  # everything else is the task's own def
 
 
 def make_objective(key: str, weight: float) -> Any:
-    from stochflow import objectives as o
+    from stochflow.learn import objectives as o
 
     return {
         "intended-db": lambda: o.DetailedBalance(o.INTENDED),
@@ -50,16 +50,19 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
     """Train one method and measure it three times: after a quarter, a half and all of its steps."""
     import torch
 
-    from stochflow import config, metrics, objectives
-    from stochflow.dynamics import Neural
-    from stochflow.exact import exact_law
-    from stochflow.floors import limit_tv
-    from stochflow.measure import Yardstick
-    from stochflow.nets import MLP, Lookup
-    from stochflow.policy import Policy
-    from stochflow.sources import OnPolicy
-    from stochflow.tasks import grid_task, tfbind8_task
-    from stochflow.trainer import Trainer
+    from stochflow.runs import config
+    from stochflow.law import metrics
+    from stochflow.learn import objectives
+    from stochflow.noise.dynamics import Neural
+    from stochflow.law.exact import exact_law
+    from stochflow.law.floors import limit_tv
+    from stochflow.law.measure import Yardstick
+    from stochflow.nets.lookup import Lookup
+    from stochflow.nets.mlp import MLP
+    from stochflow.nets.policy import Policy
+    from stochflow.training.sources import OnPolicy
+    from stochflow.runs.tasks import grid_task, tfbind8_task
+    from stochflow.training.trainer import Trainer
 
     spec = config.train_for(config.TASKS[task_name](), {})
     where = torch.device(device)
@@ -95,12 +98,12 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
     floor = yard.floor
     extra = {}
     if isinstance(objective, objectives.SGFNKL):
-        from stochflow.evaluate import evaluate
+        from stochflow.learn.evaluate import evaluate
 
         with torch.no_grad():
             t = evaluate(task, policy, dynamics, trainer.score(trainer.act()), None, objective.needs)
             band = objective.band(t)
-            from stochflow.entropy import mean_entropy_ratio
+            from stochflow.learn.entropy import mean_entropy_ratio
 
             extra = {
                 "entropy_high": band.high.tolist(),
@@ -173,7 +176,7 @@ def study(args: argparse.Namespace) -> None:
 
 def cell(values: list[float], shift: float = 0.0) -> str:
     """Median with its bootstrap interval over seeds."""
-    from stochflow.metrics import interval
+    from stochflow.law.metrics import interval
 
     i = interval([v - shift for v in values])
     return f"{i.median:.4f} [{i.low:.4f}, {i.high:.4f}]"
@@ -196,7 +199,7 @@ PAIRS = (("sgfn-kl", "sdb", "SGFN-KL against SGFN-DB"), ("sgfn-kl-m", "db", "mar
 
 def in_short(groups: dict[tuple[str, float], dict[str, dict[str, Any]]], names: dict[str, str]) -> list[str]:
     """One line a task: where the KL term helped, where it hurt, where the seeds do not say."""
-    from stochflow.metrics import interval
+    from stochflow.law.metrics import interval
 
     lines = []
     for task, name in names.items():

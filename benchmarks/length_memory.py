@@ -16,17 +16,18 @@ from typing import Any
 import torch
 from common import header, write
 
-from stochflow.buffer import Buffer
-from stochflow.channels import Slip
-from stochflow.dynamics import Known
-from stochflow.envs import Strings
-from stochflow.evaluate import evaluate
-from stochflow.nets import MLP, Net
-from stochflow.objectives import TrajectoryBalance
-from stochflow.policy import Policy
-from stochflow.rewards import Linear
-from stochflow.rollout import rollout
-from stochflow.transformer import Transformer
+from stochflow.learn.buffer import Buffer
+from stochflow.worlds.channels import Slip
+from stochflow.noise.dynamics import Known
+from stochflow.worlds.strings import Strings
+from stochflow.learn.evaluate import evaluate
+from stochflow.nets.layers import Net
+from stochflow.nets.mlp import MLP
+from stochflow.learn.objectives import TrajectoryBalance
+from stochflow.nets.policy import Policy
+from stochflow.scores.rewards import Linear
+from stochflow.learn.rollout import rollout
+from stochflow.nets.transformer import Transformer
 from stochflow.types import Task, Trajectories, World
 
 NETS: dict[str, Net] = {"mlp": MLP(128, 2), "transformer": Transformer(64, 4, 2)}

@@ -18,8 +18,8 @@ import torch
 from common import header, write
 from torch.profiler import ProfilerActivity, profile
 
-from stochflow.config import configure
-from stochflow.experiment import Experiment
+from stochflow.runs.config import configure
+from stochflow.runs.experiment import Experiment
 
 TASKS: dict[str, dict[str, Any]] = {
     "grid 2-D, side 8": {"task": "grid", "ndim": 2, "side": 8},

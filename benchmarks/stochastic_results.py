@@ -93,8 +93,8 @@ def train(trainer: Any, seconds: float) -> tuple[float, float]:
 
 
 def run(row: dict[str, Any], device: str, seconds: float, seeds: int) -> dict[str, Any]:
-    from stochflow.config import configure
-    from stochflow.experiment import Experiment
+    from stochflow.runs.config import configure
+    from stochflow.runs.experiment import Experiment
 
     chosen = settings_of(row, device)
     made = Experiment(configure(row["task"], seeds=seeds, device=device, **chosen))

@@ -23,25 +23,25 @@ from typing import Any
 import torch
 from common import header, spread, write
 
-from stochflow import metrics
-from stochflow.channels import Slip
-from stochflow.dynamics import Dynamics, Known, Neural, Tabular
-from stochflow.env import Channel
-from stochflow.envs import Strings
-from stochflow.exact import Graph, exact_law, flows, invert, target_law
-from stochflow.exact_memory import Averaged, memory_law
-from stochflow.flat import FlatParameters
-from stochflow.memory import Fatigue, Regime
-from stochflow.nets import MLP
-from stochflow.objectives import DetailedBalance, Objective, TrajectoryBalance
-from stochflow.oracles import Table
-from stochflow.policy import Policy
-from stochflow.rewards import Linear
-from stochflow.rollout import rollout
-from stochflow.sources import OnPolicy
-from stochflow.thought_state import Augmented, augment
-from stochflow.thoughts import Attention, Flat, ThoughtDynamics
-from stochflow.trainer import Trainer
+from stochflow.law import metrics
+from stochflow.worlds.channels import Slip
+from stochflow.noise.dynamics import Dynamics, Known, Neural, Tabular
+from stochflow.worlds.env import Channel
+from stochflow.worlds.strings import Strings
+from stochflow.law.exact import Graph, exact_law, flows, invert, target_law
+from stochflow.law.exact_memory import Averaged, memory_law
+from stochflow.engines.flat import FlatParameters
+from stochflow.worlds.memory import Fatigue, Regime
+from stochflow.nets.mlp import MLP
+from stochflow.learn.objectives import DetailedBalance, Objective, TrajectoryBalance
+from stochflow.scores.oracles import Table
+from stochflow.nets.policy import Policy
+from stochflow.scores.rewards import Linear
+from stochflow.learn.rollout import rollout
+from stochflow.training.sources import OnPolicy
+from stochflow.noise.thought_state import Augmented, augment
+from stochflow.noise.thoughts import Attention, Flat, ThoughtDynamics
+from stochflow.training.trainer import Trainer
 from stochflow.types import PolicyOut, Task
 
 Maker = Callable[[Strings, list[int]], Dynamics]

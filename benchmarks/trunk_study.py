@@ -20,16 +20,19 @@ from typing import Any
 import torch
 from common import header, spread, write
 
-from stochflow import floors, metrics
-from stochflow.dynamics import Neural
-from stochflow.exact import Graph, exact_law, target_law
-from stochflow.nets import MLP, Lookup, Net
-from stochflow.objectives import DetailedBalance
-from stochflow.policy import Policy
-from stochflow.sources import OnPolicy
-from stochflow.tasks import tfbind8_task
-from stochflow.trainer import Trainer
-from stochflow.transformer import Transformer, parameter_count
+from stochflow.law import floors
+from stochflow.law import metrics
+from stochflow.noise.dynamics import Neural
+from stochflow.law.exact import Graph, exact_law, target_law
+from stochflow.nets.layers import Net
+from stochflow.nets.lookup import Lookup
+from stochflow.nets.mlp import MLP
+from stochflow.learn.objectives import DetailedBalance
+from stochflow.nets.policy import Policy
+from stochflow.training.sources import OnPolicy
+from stochflow.runs.tasks import tfbind8_task
+from stochflow.training.trainer import Trainer
+from stochflow.nets.transformer import Transformer, parameter_count
 
 NETS: dict[str, Net] = {
     "lookup": Lookup(),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from stochflow import Policy, Tabular, Trainer, exact_law, grid_task
-from stochflow.exact import Graph, target_law
-from stochflow.metrics import tv
-from stochflow.objectives import Objective
-from stochflow.sources import OnPolicy
+from stochflow.law.exact import Graph, target_law
+from stochflow.law.metrics import tv
+from stochflow.learn.objectives import Objective
+from stochflow.training.sources import OnPolicy
 
 
 @dataclass(frozen=True)

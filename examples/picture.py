@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from stochflow import exact_law
-from stochflow.config import configure
-from stochflow.experiment import Experiment
-from stochflow.metrics import tv
+from stochflow.runs.config import configure
+from stochflow.runs.experiment import Experiment
+from stochflow.law.metrics import tv
 
 INK, QUIET = "#1d2330", "#6b7280"
 

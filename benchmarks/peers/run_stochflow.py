@@ -13,11 +13,11 @@ import torch._dynamo  # any optimiser imports it when it is made: before the for
 from work import HIDDEN, LAYERS, LR, TASKS, resident, serve
 
 import stochflow
-from stochflow.config import configure
-from stochflow.cpu_recording import BEFORE
-from stochflow.exact import Graph, target_law
-from stochflow.experiment import Experiment
-from stochflow.tasks import build
+from stochflow.runs.config import configure
+from stochflow.engines.numba.many import BEFORE
+from stochflow.law.exact import Graph, target_law
+from stochflow.runs.experiment import Experiment
+from stochflow.runs.tasks import build
 
 
 def settings(task: str) -> tuple[str, dict[str, Any]]:

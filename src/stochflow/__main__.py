@@ -1,6 +1,6 @@
 """`python -m stochflow` is the `stochflow` command."""
 
-from stochflow.cli import main
+from stochflow.cli.commands import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

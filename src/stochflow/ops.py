@@ -79,7 +79,7 @@ _BUT: dict[tuple[int, int, torch.device], Tensor] = {}
 
 
 def always(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
-    """A mask that allows everything and costs nothing: one True, expanded."""
+    """A mask that allows everything, without memory: one True, expanded."""
     if torch.compiler.is_compiling():
         return torch.ones((), dtype=torch.bool, device=device).expand(shape)
     if device not in _TRUE:
@@ -91,8 +91,8 @@ def always(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
 _TRUE: dict[torch.device, Tensor] = {}
 
 
-def nothing(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
-    """Zeros that cost nothing: one, expanded; nobody may write into them."""
+def zeros(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
+    """Zeros without memory: one, expanded; not to be written into."""
     if torch.compiler.is_compiling():
         return torch.zeros((), device=device).expand(shape)
     if device not in _ZERO:
@@ -129,3 +129,14 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     above = ordered.gather(0, high.unsqueeze(0)).squeeze(0)
     value = below + (place - low) * (above - below)
     return keep(count > 0, value, 0)
+
+
+class one_thread:
+    """A context for operators on few numbers: some call for torch's other threads even so, which then look for work a while and are in the way of ours."""
+
+    def __enter__(self) -> None:
+        self.threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self.threads)

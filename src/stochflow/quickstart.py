@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from stochflow.envs import Grid as Hypergrid
-from stochflow.envs.grid import Corners
 from stochflow.errors import UserError
 from stochflow.ops import masked_log_softmax
+from stochflow.worlds.grid import Corners
+from stochflow.worlds.grid import Grid as Hypergrid
 
 DOWN, RIGHT, TERMINATE = range(3)
 NUM_ACTIONS = 3
@@ -37,7 +37,9 @@ class Grid:
 
     def __init__(self, size: int):
         if not isinstance(size, int) or isinstance(size, bool) or size < 2:
-            raise UserError(f"Grid(size={size!r}) has nowhere to go: give a whole number of at least 2, for example Grid(size=16)")
+            raise UserError(
+                f"Grid(size={size!r}) has nowhere to go: give a whole number of at least 2, for example Grid(size=16)"
+            )
         self.size = size
         self.state_dim = size * size  # D
         self.horizon = 2 * (size - 1)  # T; in the far corner only Terminate is left, which is no decision
@@ -49,7 +51,9 @@ class Grid:
         self.legal: Tensor = self._world.moves(cells)  # [D, A]
         self.parents: Tensor = self._world.parents(cells)  # [D, A]: moves that may have led here
         after = [self._world.step(cells, torch.full((len(cells),), action)) for action in range(NUM_ACTIONS)]
-        self.next_cell: Tensor = torch.stack([self._world.index(state) for state in after], -1)  # [D, A]; Terminate stays
+        self.next_cell: Tensor = torch.stack(
+            [self._world.index(state) for state in after], -1
+        )  # [D, A]; Terminate stays
 
     def cell(self, s: Tensor) -> Tensor:
         """Numbers [N] of the cells of one-hot states [N, D]."""
@@ -59,7 +63,11 @@ class Grid:
                 f"states of this grid are one-hot rows of shape [N, {self.state_dim}], but {found} was given: use one_hot(cells, env.state_dim).float()"
             )
         row, cell = s.nonzero(as_tuple=True)  # the one pass over all N x D numbers
-        if len(cell) != len(s) or not bool((row == torch.arange(len(s), device=s.device)).all()) or not bool((s[row, cell] == 1).all()):
+        if (
+            len(cell) != len(s)
+            or not bool((row == torch.arange(len(s), device=s.device)).all())
+            or not bool((s[row, cell] == 1).all())
+        ):
             raise UserError(
                 "every row of the states must be one-hot (a single 1, zeros elsewhere): use one_hot(cells, env.state_dim).float()"
             )
@@ -97,7 +105,9 @@ class ForwardPolicy(nn.Module):
         super().__init__()
         _side(state_dim, num_actions, "ForwardPolicy")
         if not isinstance(hidden_dim, int) or hidden_dim < 1:
-            raise UserError(f"ForwardPolicy(hidden_dim={hidden_dim!r}) has no width: give a whole number of at least 1, for example 32")
+            raise UserError(
+                f"ForwardPolicy(hidden_dim={hidden_dim!r}) has no width: give a whole number of at least 1, for example 32"
+            )
         self.state_dim = state_dim
         self.hidden = nn.Linear(state_dim, hidden_dim)
         self.out = nn.Linear(hidden_dim, num_actions)
@@ -165,7 +175,9 @@ class GFlowNet(nn.Module):
     def __init__(self, forward_policy: nn.Module, backward_policy: nn.Module, env: Grid):
         super().__init__()
         if not isinstance(env, Grid):
-            raise UserError(f"GFlowNet(..., env) got {type(env).__name__}: give a stochflow.quickstart.Grid, for example Grid(size=16)")
+            raise UserError(
+                f"GFlowNet(..., env) got {type(env).__name__}: give a stochflow.quickstart.Grid, for example Grid(size=16)"
+            )
         for policy in (forward_policy, backward_policy):
             dim = getattr(policy, "state_dim", env.state_dim)  # a user's own network need not say
             if dim != env.state_dim:
@@ -229,7 +241,9 @@ class GFlowNet(nn.Module):
         log_probs = self.log_probs()
         cells, actions = self._walk(start, log_probs.detach())
         alive, action = actions >= 0, actions.clamp(min=0)
-        moved = alive & (action != TERMINATE)  # to end is the only way out of the state into its sample: backward probability 1
+        moved = alive & (
+            action != TERMINATE
+        )  # to end is the only way out of the state into its sample: backward probability 1
         log = Log(
             total_flow=self.total_flow,
             rewards=self.env.rewards.to(cells.device)[cells[:, -1]],
@@ -261,12 +275,26 @@ def trajectory_balance_loss(total_flow: Tensor, rewards: Tensor, fwd_probs: Tens
 
     total_flow [] or [N], rewards [N], fwd_probs and back_probs [N, T], all above zero.
     """
-    if rewards.ndim != 1 or fwd_probs.ndim != 2 or fwd_probs.shape != back_probs.shape or fwd_probs.shape[0] != rewards.shape[0]:
-        shapes = f"rewards {tuple(rewards.shape)}, fwd_probs {tuple(fwd_probs.shape)}, back_probs {tuple(back_probs.shape)}"
+    if (
+        rewards.ndim != 1
+        or fwd_probs.ndim != 2
+        or fwd_probs.shape != back_probs.shape
+        or fwd_probs.shape[0] != rewards.shape[0]
+    ):
+        shapes = (
+            f"rewards {tuple(rewards.shape)}, fwd_probs {tuple(fwd_probs.shape)}, back_probs {tuple(back_probs.shape)}"
+        )
         raise UserError(f"trajectory_balance_loss got {shapes}: rewards must be [N] and both probabilities [N, T]")
-    for name, x in (("total_flow", total_flow), ("rewards", rewards), ("fwd_probs", fwd_probs), ("back_probs", back_probs)):
+    for name, x in (
+        ("total_flow", total_flow),
+        ("rewards", rewards),
+        ("fwd_probs", fwd_probs),
+        ("back_probs", back_probs),
+    ):
         if not bool((x > 0).all()):
-            raise UserError(f"trajectory_balance_loss: {name} holds a value that is NaN or not above zero, which has no logarithm")
+            raise UserError(
+                f"trajectory_balance_loss: {name} holds a value that is NaN or not above zero, which has no logarithm"
+            )
     residual = total_flow.log() + (fwd_probs.log() - back_probs.log()).sum(1) - rewards.log()  # [N]
     return residual.square().mean()
 
@@ -333,7 +361,9 @@ def plot_samples(model: GFlowNet, n: int = 10_000, path: str | Path = "samples.p
 def _side(state_dim: int, num_actions: int, where: str) -> int:
     """The side of the grid a policy is for."""
     if num_actions != NUM_ACTIONS:
-        raise UserError(f"{where}(num_actions={num_actions!r}): the grid has three actions, Down, Right and Terminate: give num_actions=3")
+        raise UserError(
+            f"{where}(num_actions={num_actions!r}): the grid has three actions, Down, Right and Terminate: give num_actions=3"
+        )
     if not isinstance(state_dim, int) or state_dim < 4 or math.isqrt(state_dim) ** 2 != state_dim:
         raise UserError(f"{where}(state_dim={state_dim!r}): no square grid has that many cells: give env.state_dim")
     return math.isqrt(state_dim)

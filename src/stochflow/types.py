@@ -11,13 +11,15 @@ exact laws, floors and metrics are float64. Leading dimensions are batch, always
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stochflow.env import Channel, Env
+    from stochflow.worlds.env import Channel, Env
 
 
 class Task(NamedTuple):
@@ -45,6 +47,9 @@ class Fading(NamedTuple):
 
     def at(self, step: Any) -> Any:
         return self.start * self.tau / (step + self.tau)
+
+
+Explore: TypeAlias = "Fading | Tensor | float | None"  # probability of a uniform legal action
 
 
 class PolicyOut(NamedTuple):
@@ -88,15 +93,6 @@ class Terms(NamedTuple):
     law: Tensor  # [T, S, B, M] log-probability of every move at each state
 
 
-class Judged(NamedTuple):
-    """What is found on the way to a gradient that is taken without autograd; on the CPU in memory that the next gradient overwrites."""
-
-    loss: Tensor  # [S, B] a trajectory's part: their mean is the loss
-    estimate: Tensor  # [S, B] of log Z: log R - sum of log p(move) - log P_B
-    entropy: Tensor | None  # [S, B] of the policy, summed over the steps; None: nobody asked
-    log_flow: Tensor | None  # [S, 1] of the first state, as learned: log Z; None: nobody asked
-
-
 class World(NamedTuple):
     """What an objective that looks beyond the trajectory may use (`Objective.loss`)."""
 
@@ -109,3 +105,18 @@ class World(NamedTuple):
         [Tensor, Tensor], Tensor | None
     ]  # (states, where it matters) -> log-reward (NaN: unknown), counted; None: too slow to ask
     steady: Any = None  # the policy with slowly following weights, for targets that bootstrap; None: the policy itself
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can say it: what is not finite becomes null, arrays and tensors become lists."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

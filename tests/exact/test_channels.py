@@ -8,11 +8,12 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from stochflow.channels import Confusion, Exact, Neighbour, Slip
-from stochflow.env import Channel
-from stochflow.envs import Grid, Strings
 from stochflow.errors import UserError
 from stochflow.ops import masked_log_softmax
+from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
+from stochflow.worlds.env import Channel
+from stochflow.worlds.grid import Grid
+from stochflow.worlds.strings import Strings
 
 WORLDS = [Grid(2, 4), Grid(3, 3), Strings("ACGT", 3), Strings("ABCDE", 2, 0)]
 ROUGH = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.0, 0.5, 0.5, 0.0], [0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 0.3, 0.7]])
@@ -57,7 +58,9 @@ def test_arrivals_are_the_column_of_a_move(env, channel):
     states, _, legal = deciding(env)
     for move in range(env.num_moves):
         there = legal[:, move]
-        columns = [channel.log_probs(states, legal, torch.full((len(states),), a))[:, move] for a in range(env.num_moves)]
+        columns = [
+            channel.log_probs(states, legal, torch.full((len(states),), a))[:, move] for a in range(env.num_moves)
+        ]
         found = channel.arrivals(states, legal, torch.full((len(states),), move))
         meant = legal & there.unsqueeze(1)  # what is said of other actions is anything
         assert torch.allclose(found[meant].exp(), torch.stack(columns, 1)[meant].exp(), atol=1e-6)
@@ -103,7 +106,9 @@ def test_stick_on_strings(alpha):
     assert abs(rate - want) < 4 * math.sqrt(want * (1 - want) / draws)
 
 
-@pytest.mark.parametrize(("alpha", "entropy"), [(0.1, 0.3488), (0.25, 0.6886), (0.5, 1.0735), (0.75, 1.3033), (0.9, 1.3721)])
+@pytest.mark.parametrize(
+    ("alpha", "entropy"), [(0.1, 0.3488), (0.25, 0.6886), (0.5, 1.0735), (0.75, 1.3033), (0.9, 1.3721)]
+)
 def test_entropy_of_stick_on_four_letters(alpha, entropy):
     """What the cross-entropy of learned dynamics must reach, never ln 4."""
     env = Strings("ACGT", 8)

@@ -9,12 +9,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from stochflow.channels import Confusion, Exact, Neighbour, Slip
-from stochflow.env import Channel, Enumerable
-from stochflow.envs import Grid, Strings
-from stochflow.envs.grid import Corners
 from stochflow.errors import UserError
-from stochflow.exact import (
+from stochflow.law.exact import (
     Graph,
     exact_law,
     expected_modes,
@@ -26,11 +22,15 @@ from stochflow.exact import (
     tabular_solution,
     target_law,
 )
-from stochflow.nets import MLP
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
 from stochflow.ops import masked_log_softmax
-from stochflow.policy import Policy
-from stochflow.rewards import Linear, Power
+from stochflow.scores.rewards import Linear, Power
 from stochflow.types import Task
+from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
+from stochflow.worlds.env import Channel, Enumerable
+from stochflow.worlds.grid import Corners, Grid
+from stochflow.worlds.strings import Strings
 
 CHANNELS = [Exact(), Slip(0.3), Slip(1.0), Neighbour(0.4)]
 WORLDS = [Grid(2, 3), Grid(3, 2), Strings("ABC", 3), Strings("AB", 3, 1)]
@@ -306,7 +306,9 @@ def test_user_channels_have_an_exact_law():
 
     class Falls(Channel):
         def log_probs(self, state, legal, action, memory=None):
-            p = 0.9 * (torch.arange(legal.shape[-1]) == action.unsqueeze(-1)) + 0.1 * (torch.arange(legal.shape[-1]) == 0)
+            p = 0.9 * (torch.arange(legal.shape[-1]) == action.unsqueeze(-1)) + 0.1 * (
+                torch.arange(legal.shape[-1]) == 0
+            )
             return (p.double() + 1e-30).log()
 
     env = Strings("ABC", 2)

@@ -10,24 +10,27 @@ import pytest
 import torch
 from scipy.optimize import linprog, minimize
 
-from stochflow.channels import Confusion, Exact, Neighbour, Slip
-from stochflow.envs import Grid, Strings
-from stochflow.envs.grid import Corners
-from stochflow.evaluate import move_law
-from stochflow.exact import Graph, expected_modes, law_from_log_pi, target_law
-from stochflow.floors import GAP, floor, forward_projection, limit_tv, reverse_projection, waterfill
-from stochflow.metrics import kl, tv
+from stochflow.law.exact import Graph, expected_modes, law_from_log_pi, target_law
+from stochflow.law.floors import GAP, floor, forward_projection, limit_tv, reverse_projection, waterfill
+from stochflow.law.metrics import kl, tv
+from stochflow.law.task_modes import task_modes
+from stochflow.learn.evaluate import move_law
 from stochflow.ops import masked_log_softmax
-from stochflow.rewards import Power
-from stochflow.tasks import grid_task, task_modes, tfbind8_task
+from stochflow.runs.tasks import grid_task, tfbind8_task
+from stochflow.scores.rewards import Power
 from stochflow.types import Task
+from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
+from stochflow.worlds.grid import Corners, Grid
+from stochflow.worlds.strings import Strings
 
 ROUGH = [[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.0, 0.4, 0.6]]
 
 
 def scored(env, channel, spread=2.0, seed=0):
     """A rough landscape: an own random log-reward for every state."""
-    table = torch.randn(len(env.all_states()), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
+    table = (
+        torch.randn(len(env.all_states()), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
+    )
     return Task(env, channel, lambda s: table[env.index(s)].exp(), Power(1.0, 1e-9))
 
 
@@ -68,7 +71,9 @@ def test_tfbind8(tfbind8_graph, alpha, best, reverse, naive, kl_best, kl_reverse
     assert float((found.laws["best"][ends] * y).sum()) == pytest.approx(score, abs=1e-4)
     assert not found.feasible
     assert limit_tv("db", found) == found.floor_tv_reverse_kl
-    assert limit_tv("flow-kl", found) == pytest.approx(found.floor_tv, abs=1e-9)  # Slip, one length: the two projections are one
+    assert limit_tv("flow-kl", found) == pytest.approx(
+        found.floor_tv, abs=1e-9
+    )  # Slip, one length: the two projections are one
     assert limit_tv("naive-tb", found) == found.naive_tv
     assert limit_tv("intended-db", found) is None
 
@@ -86,7 +91,9 @@ def test_tfbind8_expected_modes_and_uniform(tfbind8_graph):
     assert float(expected_modes(found.laws["naive"], modes, 2048)) == pytest.approx(26.7, abs=0.05)
     nothing = floor(tfbind8_task(stick=1.0, beta=3), tfbind8_graph)
     for law in nothing.laws.values():
-        assert torch.allclose(law[tfbind8_graph.terminal], torch.full((65_536,), 1 / 65_536, dtype=torch.float64), atol=1e-9)
+        assert torch.allclose(
+            law[tfbind8_graph.terminal], torch.full((65_536,), 1 / 65_536, dtype=torch.float64), atol=1e-9
+        )
     assert nothing.floor_tv == pytest.approx(0.4034, abs=1e-4)
     assert float(expected_modes(nothing.laws["best"], modes, 2048)) == pytest.approx(10.1, abs=0.05)
 
@@ -158,7 +165,13 @@ def least(graph, channel, cost):
         return value.item(), slope.numpy().ravel()
 
     return min(
-        minimize(run, start, jac=True, method="L-BFGS-B", options={"maxiter": 2000, "maxfun": 20_000, "ftol": 1e-14, "gtol": 1e-9}).fun
+        minimize(
+            run,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 2000, "maxfun": 20_000, "ftol": 1e-14, "gtol": 1e-9},
+        ).fun
         for start in (np.ones(graph.mask.numel()), np.random.default_rng(0).uniform(0.5, 2, size=graph.mask.numel()))
     )
 
@@ -211,7 +224,9 @@ def test_grid_program_in_move_flows(side, alpha):
     rows = np.vstack([*rows, np.hstack([e, zero, -e]), np.hstack([-e, zero, -e])])
     right = np.concatenate([right, target, -target])
     bounds = (
-        [(0, None)] * count + [(0, None if int(graph.child[s, m]) >= 0 else 0) for m in (0, 1) for s in range(count)] + [(0, None)] * count
+        [(0, None)] * count
+        + [(0, None if int(graph.child[s, m]) >= 0 else 0) for m in (0, 1) for s in range(count)]
+        + [(0, None)] * count
     )
     start = np.eye(count)[graph.root]
     want = linprog(np.repeat([0, 0, 0, 1], count), A_ub=rows, b_ub=right, A_eq=balance, b_eq=start, bounds=bounds).fun
@@ -232,7 +247,7 @@ def test_least_l1_on_a_dag_beats_every_policy_tried(channel):
 
 def test_least_tv_of_a_tree_lies_below_the_forward_kl_floor():
     """Why an excess over a tree's floor may be negative: P_fk has the least KL, not the least TV."""
-    from stochflow.floors import _least_l1
+    from stochflow.law.floors import _least_l1
 
     graph, task = Graph(Strings("ABC", 3)), scored(Strings("ABC", 3), Slip(0.6))
     target = target_law(graph, task).target
@@ -358,7 +373,10 @@ def descend(task, objective, steps=800):
         elif objective == "subtb":
             total = torch.cat([torch.zeros_like(step[:, :1]), step.cumsum(1)], 1)
             pairs = [(i, j) for i in range(long) for j in range(i + 1, long + 1)]
-            loss = sum((weight * 0.9 ** (j - i) * (flow[:, i] + total[:, j] - total[:, i] - flow[:, j]) ** 2).sum() for i, j in pairs)
+            loss = sum(
+                (weight * 0.9 ** (j - i) * (flow[:, i] + total[:, j] - total[:, i] - flow[:, j]) ** 2).sum()
+                for i, j in pairs
+            )
         else:  # flow-kl, with the children's flows detached: here, exact
             q = floor_flows(graph, target)
             p = law.exp()
@@ -371,7 +389,7 @@ def descend(task, objective, steps=800):
 
 
 def floor_flows(graph, target):
-    from stochflow.exact import flows
+    from stochflow.law.exact import flows
 
     return flows(graph, target.log_reward)[1]
 
@@ -421,7 +439,7 @@ def test_where_only_stop_can_be_chosen():
 
 
 def test_a_dag_that_is_too_large_says_so(monkeypatch):
-    monkeypatch.setattr("stochflow.floors.LP_VARIABLES", 10)
+    monkeypatch.setattr("stochflow.law.floors.LP_VARIABLES", 10)
     found = floor(grid_task(2, 8, stick=0.5))
     assert found.floor_tv is None
     assert found.kind is None
@@ -435,7 +453,7 @@ def test_a_dag_that_is_too_large_says_so(monkeypatch):
 
 
 def test_a_dag_that_takes_too_long_says_so(monkeypatch):
-    monkeypatch.setattr("stochflow.floors.LP_SECONDS", 1e-9)
+    monkeypatch.setattr("stochflow.law.floors.LP_SECONDS", 1e-9)
     found = floor(grid_task(2, 32, stick=0.5))
     assert found.floor_tv is None
     assert "not solved" in found.reason

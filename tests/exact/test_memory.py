@@ -8,18 +8,19 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from stochflow.channels import Confusion, Exact, Slip
-from stochflow.envs import Grid, Strings
 from stochflow.errors import UserError
-from stochflow.exact import Graph, exact_law
-from stochflow.exact_memory import Averaged, memory_law
-from stochflow.memory import Fatigue, Regime
-from stochflow.nets import MLP
+from stochflow.law.exact import Graph, exact_law
+from stochflow.law.exact_memory import Averaged, memory_law
+from stochflow.learn.rollout import rollout
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
 from stochflow.ops import masked_log_softmax
-from stochflow.policy import Policy
-from stochflow.rewards import Linear
-from stochflow.rollout import rollout
+from stochflow.scores.rewards import Linear
 from stochflow.types import Task
+from stochflow.worlds.channels import Confusion, Exact, Slip
+from stochflow.worlds.grid import Grid
+from stochflow.worlds.memory import Fatigue, Regime
+from stochflow.worlds.strings import Strings
 
 SHIFT = 0.8 * torch.eye(3).roll(1, 1) + 0.2 / 3
 
@@ -58,7 +59,10 @@ def regime_chance(channel: Regime, actions, moves) -> float:
     total, many = 0.0, len(channel.channels)
     tables = []
     for c in channel.channels:
-        told = [c.log_probs(torch.zeros(2, dtype=torch.long), torch.ones(3, dtype=torch.bool), torch.tensor(a)).exp() for a in range(3)]
+        told = [
+            c.log_probs(torch.zeros(2, dtype=torch.long), torch.ones(3, dtype=torch.bool), torch.tensor(a)).exp()
+            for a in range(3)
+        ]
         tables.append(torch.stack(told))
     for hidden in itertools.product(range(many), repeat=len(moves)):
         p = channel.start[hidden[0]]
@@ -86,7 +90,11 @@ def test_the_law_is_that_of_all_histories(name):
             row.append(at)
             at = int(graph.child[at, m])
         for actions in itertools.product(range(3), repeat=3):
-            world = fatigue_chance(channel, actions, moves) if isinstance(channel, Fatigue) else regime_chance(channel, actions, moves)
+            world = (
+                fatigue_chance(channel, actions, moves)
+                if isinstance(channel, Fatigue)
+                else regime_chance(channel, actions, moves)
+            )
             want[:, at] += world * log_pi[:, row, list(actions)].sum(1).exp()
     found = memory_law(graph, channel, policy)
     torch.testing.assert_close(found.law, want, atol=1e-6, rtol=0)
@@ -101,7 +109,9 @@ def test_rollouts_follow_the_law(name, min_length):
     policy = sharp_policy(env, (0,))
     graph = Graph(env)
     law = memory_law(graph, channel, policy).law[0]
-    drawn = torch.bincount(env.index(rollout(Task(env, channel, None, Linear()), policy, 20_000).states[-1][0]), minlength=len(graph))
+    drawn = torch.bincount(
+        env.index(rollout(Task(env, channel, None, Linear()), policy, 20_000).states[-1][0]), minlength=len(graph)
+    )
     big = law * 20_000 > 5
     seen = torch.cat([drawn[big], drawn[~big].sum().view(1)]).double()
     want = torch.cat([law[big], law[~big].sum().view(1)]) * 20_000
@@ -128,7 +138,9 @@ def test_a_channel_without_memory_has_its_usual_law():
     for env in (Strings("ABC", 3, 1), Grid(2, 4)):
         graph, policy = Graph(env), sharp_policy(env)
         for channel in (Exact(), Slip(0.3)):
-            torch.testing.assert_close(memory_law(graph, channel, policy).law, exact_law(graph, channel, policy), atol=1e-7, rtol=0)
+            torch.testing.assert_close(
+                memory_law(graph, channel, policy).law, exact_law(graph, channel, policy), atol=1e-7, rtol=0
+            )
 
 
 def test_a_sufficient_memory_is_short():
@@ -143,7 +155,9 @@ def test_regimes_that_are_alike_are_no_regimes():
     env = Strings("ABC", 3)
     graph, policy = Graph(env), sharp_policy(env)
     same = Regime(env, [Slip(0.3), Slip(0.3)], stay=0.7)
-    torch.testing.assert_close(memory_law(graph, same, policy).law, exact_law(graph, Slip(0.3), policy), atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        memory_law(graph, same, policy).law, exact_law(graph, Slip(0.3), policy), atol=1e-7, rtol=0
+    )
 
 
 def test_the_closed_form_of_fatigue_is_the_sum_over_actions():

@@ -6,16 +6,17 @@ import pytest
 import torch
 from scipy import stats
 
-from stochflow.channels import Confusion, Exact, Neighbour, Slip
-from stochflow.dynamics import Known
-from stochflow.envs import Grid, Strings
-from stochflow.evaluate import evaluate
-from stochflow.exact import Graph, exact_law
-from stochflow.nets import MLP
-from stochflow.policy import Policy
-from stochflow.rewards import Power
-from stochflow.rollout import backward_rollout, explored, rollout
+from stochflow.law.exact import Graph, exact_law
+from stochflow.learn.evaluate import evaluate
+from stochflow.learn.rollout import backward_rollout, explored, rollout
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.noise.dynamics import Known
+from stochflow.scores.rewards import Power
 from stochflow.types import Task
+from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
+from stochflow.worlds.grid import Grid
+from stochflow.worlds.strings import Strings
 
 ENVS = [Grid(2, 3), Grid(3, 3), Strings("ACG", 3), Strings("AC", 4, min_length=1)]
 CHANNELS = [Exact(), Slip(0.3), Slip(1.0), Neighbour(0.4)]
@@ -62,7 +63,9 @@ def test_one_seed_that_ends_early_has_the_same_law_and_shapes(env):
     assert {x.states.shape for x in many} == {(env.horizon + 1, 1, 3, env.state_dim)}
     for x in many[:50]:
         assert torch.equal(x.states[1:][~x.alive], x.states[:-1][~x.alive])
-        assert torch.equal(torch.where(x.alive.unsqueeze(-1), env.step(x.states[:-1], x.moves), x.states[:-1]), x.states[1:])
+        assert torch.equal(
+            torch.where(x.alive.unsqueeze(-1), env.step(x.states[:-1], x.moves), x.states[:-1]), x.states[1:]
+        )
     law = exact_law(Graph(env), task.channel, policy)[0]
     counts = torch.bincount(torch.cat([env.index(x.states[-1, 0]) for x in many]), minlength=len(law)).double()
     often = law * counts.sum() >= 5

@@ -5,24 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stochflow import adam_kernel
-from stochflow.balance_kernel import fits
-from stochflow.channels import Exact, Slip
-from stochflow.config import configure
-from stochflow.dynamics import Known, Neural, Tabular
-from stochflow.envs import Grid, Strings
-from stochflow.envs.grid import Corners
-from stochflow.experiment import Experiment
-from stochflow.flat import FlatParameters
-from stochflow.nets import MLP, Lookup
-from stochflow.objectives import JOINT, DetailedBalance, SubTrajectoryBalance, TrajectoryBalance
-from stochflow.oracles import Table
-from stochflow.policy import Policy
-from stochflow.rewards import Linear, Power
-from stochflow.rollout import rollout
-from stochflow.sources import OnPolicy
-from stochflow.trainer import Trainer
+from stochflow.engines.cuda import update as adam_kernel
+from stochflow.engines.cuda.gradient import fits
+from stochflow.engines.flat import FlatParameters
+from stochflow.learn.objectives import JOINT, DetailedBalance, SubTrajectoryBalance, TrajectoryBalance
+from stochflow.learn.rollout import rollout
+from stochflow.nets.lookup import Lookup
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.noise.dynamics import Known, Neural, Tabular
+from stochflow.runs.config import configure
+from stochflow.runs.experiment import Experiment
+from stochflow.scores.oracles import Table
+from stochflow.scores.rewards import Linear, Power
+from stochflow.training.sources import OnPolicy
+from stochflow.training.trainer import Trainer
 from stochflow.types import Task
+from stochflow.worlds.channels import Exact, Slip
+from stochflow.worlds.grid import Corners, Grid
+from stochflow.worlds.strings import Strings
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +44,9 @@ def score(state):
     return state.float().sum(-1)
 
 
-def make(env, net, seeds: int, batch: int, learned_backward: bool = True, objective=TrajectoryBalance(), noise: str = "") -> Trainer:  # noqa: B008 - a frozen value
+def make(
+    env, net, seeds: int, batch: int, learned_backward: bool = True, objective=TrajectoryBalance(), noise: str = ""
+) -> Trainer:  # noqa: B008 - a frozen value
     task = Task(env, Slip(0.3) if noise else Exact(), score, Linear(0.3))
     policy = Policy(env, net, seeds=range(seeds), learned_backward=learned_backward).to("cuda")
     models = {"neural": lambda: Neural(env, range(seeds)), "tabular": lambda: Tabular(env, range(seeds))}
@@ -58,7 +61,9 @@ def make(env, net, seeds: int, batch: int, learned_backward: bool = True, object
 def test_what_is_looked_up_is_what_the_oracle_says(env):
     oracle = Corners(env.side, 0.01) if isinstance(env, Grid) else Table(env, torch.rand(env.count()) + 0.1)
     task, policy = Task(env, Exact(), oracle, Power(2.0, 1e-3)), Policy(env, MLP(64, 2), seeds=range(2)).to("cuda")
-    trainer = Trainer(task, policy, Known(env, task.channel).to("cuda"), TrajectoryBalance(), OnPolicy(task, policy, 33, explore=0.3))
+    trainer = Trainer(
+        task, policy, Known(env, task.channel).to("cuda"), TrajectoryBalance(), OnPolicy(task, policy, 33, explore=0.3)
+    )
     traj = trainer.score(trainer.act())
     assert trainer.source.trace_of(traj) is not None
     said = oracle(traj.states[-1])
@@ -87,7 +92,9 @@ def test_its_gradient_is_that_of_autograd(world, width, seeds, batch, assert_gra
 @pytest.mark.parametrize("world", ["grid", "cube", "strings", "variable"])
 @pytest.mark.parametrize("noise", ["", "known", "neural", "tabular"])
 @pytest.mark.parametrize("objective", [TrajectoryBalance(), DetailedBalance()], ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize(("net", "seeds", "batch"), [(MLP(128, 2), 2, 33), (MLP(64, 2), 1, 3000), (Lookup(64, 2, 32), 2, 3000)], ids=str)
+@pytest.mark.parametrize(
+    ("net", "seeds", "batch"), [(MLP(128, 2), 2, 33), (MLP(64, 2), 1, 3000), (Lookup(64, 2, 32), 2, 3000)], ids=str
+)
 def test_with_noise_and_tables_too(world, noise, objective, net, seeds, batch, assert_gradient_of_autograd):
     env = WORLDS[world]()
     if isinstance(net, Lookup) and isinstance(env, Grid):
@@ -102,7 +109,11 @@ RARE = {  # shapes that the worlds above do not have
     "one step": (Strings("ACGT", 1), MLP(64, 2), True),
     "a narrow table": (Strings("ACGT", 6), Lookup(64, 2, 16), True),
     "a wide table": (Strings("ACGT", 6), Lookup(64, 2, 128), True),
-    "a large head that may stop": (Strings(ALPHABET[:40], 20, 3), MLP(64, 2), False),  # and states that are looked at twice
+    "a large head that may stop": (
+        Strings(ALPHABET[:40], 20, 3),
+        MLP(64, 2),
+        False,
+    ),  # and states that are looked at twice
 }
 
 
@@ -171,8 +182,16 @@ def test_what_it_does_not_know_goes_by_autograd():
         assert not fits(task, three, known, objective, 16)
     assert not fits(task, mlp, known, DetailedBalance(JOINT), 16)
     assert not fits(task, mlp, known, SubTrajectoryBalance(), 16)
-    many = Strings(ALPHABET[:40], 5)  # of many outputs a walk keeps those of the moves alone, and detailed balance needs flows
-    assert not fits(Task(many, Exact(), score, Linear()), Policy(many, MLP(64, 2)).to("cuda"), Known(many, Exact()), DetailedBalance(), 16)
+    many = Strings(
+        ALPHABET[:40], 5
+    )  # of many outputs a walk keeps those of the moves alone, and detailed balance needs flows
+    assert not fits(
+        Task(many, Exact(), score, Linear()),
+        Policy(many, MLP(64, 2)).to("cuda"),
+        Known(many, Exact()),
+        DetailedBalance(),
+        16,
+    )
 
 
 @pytest.mark.parametrize("blocks", [adam_kernel.BLOCKS, 2])
@@ -183,7 +202,9 @@ def test_an_update_is_that_of_torch(seeds, blocks, monkeypatch):
     monkeypatch.setattr(adam_kernel, "PARTS", blocks)
     flats = []
     for kernel in (True, False):
-        flats.append(FlatParameters(Policy(Grid(2, 8), MLP(64, 2), seeds=range(seeds)).to("cuda"), 1e-2, 0.5, follow=True))
+        flats.append(
+            FlatParameters(Policy(Grid(2, 8), MLP(64, 2), seeds=range(seeds)).to("cuda"), 1e-2, 0.5, follow=True)
+        )
         assert flats[-1].kernel is not None
         if not kernel:
             flats[-1].kernel = None
@@ -218,7 +239,9 @@ def test_a_run_in_kernels_learns_what_a_run_by_autograd_learns(settings, most):
     assert max(errors) < most, errors
 
 
-@pytest.mark.parametrize(("env", "batch"), [(Grid(2, 8), 4096), (Strings("ACGT", 6), 4096), (Strings("ACG", 5, 1), 4096)], ids=str)
+@pytest.mark.parametrize(
+    ("env", "batch"), [(Grid(2, 8), 4096), (Strings("ACGT", 6), 4096), (Strings("ACG", 5, 1), 4096)], ids=str
+)
 @pytest.mark.parametrize("net", [MLP(64, 2), Lookup(64, 2, 32)], ids=str)
 def test_states_that_all_meet_are_computed_once_and_nothing_changes(env, batch, net):
     """Outputs and gradients of `along`, with early states shared and without."""
@@ -233,7 +256,10 @@ def test_states_that_all_meet_are_computed_once_and_nothing_changes(env, batch, 
     plain = policy.along(traj)
     assert torch.allclose(shared.forward, plain.forward, atol=1e-5)
     weight = torch.randn_like(plain.forward)
-    slopes = [torch.autograd.grad((out.forward * weight).sum(), list(policy.parameters()), allow_unused=True) for out in (shared, plain)]
+    slopes = [
+        torch.autograd.grad((out.forward * weight).sum(), list(policy.parameters()), allow_unused=True)
+        for out in (shared, plain)
+    ]
     for a, b in zip(*slopes, strict=True):
         assert (a is None) == (b is None)
         if a is not None and b is not None:

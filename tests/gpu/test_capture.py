@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stochflow.config import configure
-from stochflow.experiment import Experiment
+from stochflow.runs.config import configure
+from stochflow.runs.experiment import Experiment
 from stochflow.types import Trajectories
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +26,9 @@ def fix_trajectories(made: Experiment) -> None:
     made.trainer.source.act = lambda step: batch  # type: ignore[method-assign]
 
 
-def gradients(made: Experiment, begun: dict[str, torch.Tensor], note: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def gradients(
+    made: Experiment, begun: dict[str, torch.Tensor], note: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The second iteration's gradient of policy and dynamics: the first one that is replayed.
 
     All go on from the weights of whoever was first (`begun`): log Z starts where its gradient is zero, and of what rounding leaves of
@@ -71,7 +73,8 @@ def test_random_numbers_differ_from_replay_to_replay():
 def test_a_saved_run_goes_on_with_the_random_numbers_that_it_would_have_had(hidden):
     """Those of torch's generator, and those of a kernel, which a network of that width has."""
     first, second = (
-        Experiment(configure("tfbind8", device="cuda", batch=64, objective="tb", stick=0.0, hidden=hidden)).trainer for _ in range(2)
+        Experiment(configure("tfbind8", device="cuda", batch=64, objective="tb", stick=0.0, hidden=hidden)).trainer
+        for _ in range(2)
     )
     first.train(5)
     kept = first.state_dict()

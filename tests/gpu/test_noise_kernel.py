@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stochflow import noise_kernel
-from stochflow.channels import Slip
-from stochflow.dynamics import Neural
-from stochflow.envs import Grid, Strings
-from stochflow.flat import FlatParameters
-from stochflow.nets import MLP
+from stochflow.engines.cuda import noise as noise_kernel
+from stochflow.engines.flat import FlatParameters
+from stochflow.learn.rollout import rollout
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.noise.dynamics import Neural
 from stochflow.ops import always
-from stochflow.policy import Policy
-from stochflow.rewards import Linear
-from stochflow.rollout import rollout
+from stochflow.scores.rewards import Linear
 from stochflow.types import Task
+from stochflow.worlds.channels import Slip
+from stochflow.worlds.grid import Grid
+from stochflow.worlds.strings import Strings
 
 pytestmark = pytest.mark.gpu
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stochflow.channels import Confusion, Exact, Slip
-from stochflow.config import configure
-from stochflow.envs import Grid, Strings
-from stochflow.exact import Graph, exact_law
-from stochflow.experiment import Experiment
-from stochflow.nets import MLP, Lookup
-from stochflow.policy import Policy
-from stochflow.rewards import Linear
-from stochflow.rollout import rollout
-from stochflow.rollout_kernel import fits, walk
+from stochflow.engines.cuda.walk import fits, walk
+from stochflow.law.exact import Graph, exact_law
+from stochflow.learn.rollout import rollout
+from stochflow.nets.lookup import Lookup
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.runs.config import configure
+from stochflow.runs.experiment import Experiment
+from stochflow.scores.rewards import Linear
 from stochflow.types import Task
+from stochflow.worlds.channels import Confusion, Exact, Slip
+from stochflow.worlds.grid import Grid
+from stochflow.worlds.strings import Strings
 
 pytestmark = pytest.mark.gpu
 
@@ -84,7 +86,8 @@ def test_its_trajectories_hold_together(world, channel, net):
             for chosen in (traj.actions[t], traj.moves[t]):
                 assert bool(mask.gather(-1, chosen.unsqueeze(-1))[alive].all())
             assert torch.equal(
-                torch.where(alive.unsqueeze(-1), env.step(traj.states[t], traj.moves[t]), traj.states[t]), traj.states[t + 1]
+                torch.where(alive.unsqueeze(-1), env.step(traj.states[t], traj.moves[t]), traj.states[t]),
+                traj.states[t + 1],
             )
             if env.stop is not None:
                 stopped = stopped | (alive & (traj.actions[t] == env.stop))

@@ -5,20 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stochflow.channels import Slip
-from stochflow.dynamics import Neural
-from stochflow.envs import Conditioned, Strings
-from stochflow.memory import Fatigue
-from stochflow.objectives import DetailedBalance, TrajectoryBalance
-from stochflow.policy import Policy
-from stochflow.rewards import Linear
-from stochflow.rollout import rollout
-from stochflow.sources import OnPolicy
-from stochflow.tasks import bits_task
-from stochflow.thoughts import Attention, ThoughtDynamics
-from stochflow.trainer import Trainer
-from stochflow.transformer import Transformer
+from stochflow.learn.objectives import DetailedBalance, TrajectoryBalance
+from stochflow.learn.rollout import rollout
+from stochflow.nets.policy import Policy
+from stochflow.nets.transformer import Transformer
+from stochflow.noise.dynamics import Neural
+from stochflow.noise.thoughts import Attention, ThoughtDynamics
+from stochflow.runs.tasks import bits_task
+from stochflow.scores.rewards import Linear
+from stochflow.training.sources import OnPolicy
+from stochflow.training.trainer import Trainer
 from stochflow.types import Task
+from stochflow.worlds.channels import Slip
+from stochflow.worlds.conditioned import Conditioned
+from stochflow.worlds.memory import Fatigue
+from stochflow.worlds.strings import Strings
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +41,9 @@ def test_a_recorded_iteration_learns(name):
     env = ENVS[name]()
     task = Task(env, Slip(0.1), score, Linear())
     policy = Policy(env, Transformer(32, 4, 2), seeds=(0, 1)).to("cuda")
-    trainer = Trainer(task, policy, Neural(env, (0, 1)).to("cuda"), TrajectoryBalance(), OnPolicy(task, policy, 64, 0.1), lr=2e-3)
+    trainer = Trainer(
+        task, policy, Neural(env, (0, 1)).to("cuda"), TrajectoryBalance(), OnPolicy(task, policy, 64, 0.1), lr=2e-3
+    )
     trainer.train(5)
     before = trainer.stats["loss"]
     trainer.train(200)
@@ -89,6 +92,8 @@ def test_a_world_with_a_memory_and_a_reader_of_thoughts_are_recorded():
 def test_long_bit_sequences_are_recorded():
     task = bits_task(length=120, bits=4, stick=0.1)
     policy = Policy(task.env, Transformer(32, 4, 2)).to("cuda")
-    trainer = Trainer(task, policy, Neural(task.env, (0,)).to("cuda"), TrajectoryBalance(), OnPolicy(task, policy, 32, 0.1), lr=1e-3)
+    trainer = Trainer(
+        task, policy, Neural(task.env, (0,)).to("cuda"), TrajectoryBalance(), OnPolicy(task, policy, 32, 0.1), lr=1e-3
+    )
     trainer.train(20)
     assert bool((trainer.stats["finite"] == 1).all())

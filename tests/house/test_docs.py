@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from stochflow import cli
+from stochflow.cli import commands as cli
 from stochflow.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,9 @@ def test_code_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
             compared += 1
     if page == README:
         assert compared >= 2
-        assert cli.main(["sample", "runs/first", "-n", "5", "--out", "designs.csv"]) == 0  # the folder is what the page says it is
+        assert (
+            cli.main(["sample", "runs/first", "-n", "5", "--out", "designs.csv"]) == 0
+        )  # the folder is what the page says it is
         assert len(Path("designs.csv").read_text().splitlines()) == 6
         train, task = scope["train"], scope["gc_task"]
         assert train(task(length=3), steps=2, batch=4, out="own").summary["floor_tv"] is not None
@@ -80,7 +82,9 @@ def assert_alike(printed: str, page: str) -> None:
     for a, b in zip(got, want, strict=True):
         assert NUMBER.sub("#", a) == NUMBER.sub("#", b), f"printed {a!r}, the page says {b!r}"
         if "TV" in a or "Checked" in a:
-            assert [float(x) for x in NUMBER.findall(a)] == pytest.approx([float(x) for x in NUMBER.findall(b)], abs=0.01)
+            assert [float(x) for x in NUMBER.findall(a)] == pytest.approx(
+                [float(x) for x in NUMBER.findall(b)], abs=0.01
+            )
 
 
 def test_the_examples_hold_what_the_readme_shows():
@@ -91,7 +95,9 @@ def test_the_examples_hold_what_the_readme_shows():
         kept = [
             line
             for line in core
-            if line.startswith(("def gc", "return [(t", "return strings_task", "needs =", "travelled", "return t.log_flow"))
+            if line.startswith(
+                ("def gc", "return [(t", "return strings_task", "needs =", "travelled", "return t.log_flow")
+            )
         ]
         assert len(kept) >= 3
         for line in kept:

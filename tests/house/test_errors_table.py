@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stochflow.cli import main
+from stochflow.cli.commands import main
 
 OWN = """
 import torch
@@ -45,7 +45,7 @@ class Leaky(Channel):
 def leaky():
     return Task(Grid(2, 4), Leaky(), lambda state: torch.ones(state.shape[:-1]), Linear())
 
-def nothing():
+def zeros():
     return 3
 
 def broken():
@@ -69,7 +69,10 @@ TABLE = {
     "a negative batch": (["train", "grid", "--batch", "-4"], ["--batch", "-4", "at least 1"]),
     "no steps": (["train", "grid", "--steps", "0"], ["--steps", "0"]),
     "a learning rate of zero": (["train", "grid", "--lr", "0"], ["--lr", "above 0"]),
-    "a replay buffer below the batch": (["train", "grid", "--replay", "0.5", "--replay-size", "8"], ["--replay-size", "8", "larger"]),
+    "a replay buffer below the batch": (
+        ["train", "grid", "--replay", "0.5", "--replay-size", "8"],
+        ["--replay-size", "8", "larger"],
+    ),
     "alpha above 1": (["train", "grid", "--stick", "1.5"], ["1.5", "between 0 and 1"]),
     "alpha below 0": (["floor", "tfbind8", "--stick", "-0.1"], ["-0.1", "between 0 and 1"]),
     "a base of zero": (["train", "grid", "--base", "0"], ["base", "above 0"]),
@@ -83,8 +86,14 @@ TABLE = {
         ["train", "grid", "--noise", "confusion", "--confusion", "{tmp}/wide.csv"],
         ["3 rows", "2 moves"],
     ),
-    "a confusion table that is not there": (["train", "grid", "--noise", "confusion", "--confusion", "{tmp}/none.csv"], ["none.csv"]),
-    "a confusion table of words": (["train", "grid", "--noise", "confusion", "--confusion", "{tmp}/words.csv"], ["words.csv"]),
+    "a confusion table that is not there": (
+        ["train", "grid", "--noise", "confusion", "--confusion", "{tmp}/none.csv"],
+        ["none.csv"],
+    ),
+    "a confusion table of words": (
+        ["train", "grid", "--noise", "confusion", "--confusion", "{tmp}/words.csv"],
+        ["words.csv"],
+    ),
     "no confusion table": (["train", "grid", "--noise", "confusion"], ["--confusion"]),
     "an oracle returning NaN": (["train", "own:nan"], ["NaN", "sample 0", "finite score"]),
     "too few scores": (["train", "own:short"], ["1 scores", "one score each"]),
@@ -100,7 +109,10 @@ TABLE = {
     "a module that is not there": (["train", "owm:nan"], ["owm", "folder"]),
     "a parameter that is a flag already": (["train", "own:clash"], ["batch", "rename"]),
     "a parameter that cannot be a flag": (["train", "own:many"], ["*words", "keyword"]),
-    "an --out that holds a run": (["train", "grid", "--out", "{tmp}/run"], ["already holds a run", "stochflow resume", "another --out"]),
+    "an --out that holds a run": (
+        ["train", "grid", "--out", "{tmp}/run"],
+        ["already holds a run", "stochflow resume", "another --out"],
+    ),
     "an --out that is a file": (["train", "grid", "--out", "{tmp}/own.py"], ["is a file", "another --out"]),
     "a folder that is not a run": (["eval", "{tmp}"], ["not a run folder", "stochflow train"]),
     "a folder that is not there": (["sample", "{tmp}/gone"], ["does not exist"]),

@@ -22,13 +22,14 @@ import types
 import pytest
 import torch
 
-from stochflow import experiment, oracles
-from stochflow.channels import Slip
-from stochflow.cli import main
+from stochflow.cli.commands import main
 from stochflow.errors import UserError
-from stochflow.oracles import Cached, Host
-from stochflow.runs import Run, load_checkpoint
-from stochflow.tasks import strings_task
+from stochflow.runs import experiment
+from stochflow.runs.folder import Run, load_checkpoint
+from stochflow.runs.tasks import strings_task
+from stochflow.scores import oracles
+from stochflow.scores.oracles import Cached, Host
+from stochflow.worlds.channels import Slip
 
 SMALL = """--batch 64 --hidden 8 --layers 1 --steps 12 --log-every 2 --eval-every 4 --save-every 6 --replay 0.5 --replay-size 128
     --dynamics-off-pol --dynamics-sample-size 4 --device cpu --quiet""".split()
@@ -140,7 +141,9 @@ def whole(tmp_path_factory):
         ("4", 7, 4),  # at a look between two iterations: its line and its best are owed
     ],
 )
-def test_an_oracle_that_fails_stops_the_run_which_then_goes_on_as_if_it_had_not(fault, length, at, step, service, whole, tmp_path, capfd):
+def test_an_oracle_that_fails_stops_the_run_which_then_goes_on_as_if_it_had_not(
+    fault, length, at, step, service, whole, tmp_path, capfd
+):
     base, batches = whole
     assert at <= batches[length]
     service.fault, service.at = fault, at
@@ -148,7 +151,11 @@ def test_an_oracle_that_fails_stops_the_run_which_then_goes_on_as_if_it_had_not(
     patience = ["--oracle-timeout", "0.3", "--oracle-retries", "0"] if fault == "hang" else []
     assert train(out, "--length", length, *patience) == 2
     said = sentence(capfd)
-    words = {"raise": "went away (the last of 3 tries)", "nan": "no score (None or NaN)", "hang": "did not answer within 0.3 s on a batch"}
+    words = {
+        "raise": "went away (the last of 3 tries)",
+        "nan": "no score (None or NaN)",
+        "hang": "did not answer within 0.3 s on a batch",
+    }
     assert words[fault] in said
     assert f"everything is saved in {out}: mend it and go on from step {step} with `stochflow resume {out}`" in said
     assert Run.open(out).load().step == step
@@ -212,7 +219,7 @@ def test_looking_at_a_run_asks_for_nothing_it_knows_and_changes_nothing(service,
 def test_answers_from_the_file_do_not_make_a_slow_oracle_look_quick(service, tmp_path, monkeypatch):
     """A space is listed where asking about all of it is quick: decided once, by the oracle and not by its memory."""
     with monkeypatch.context() as patch:
-        patch.setattr("stochflow.measure.LISTED_SECONDS", 0.0)
+        patch.setattr("stochflow.law.measure.LISTED_SECONDS", 0.0)
         assert train(tmp_path / "run", "--length", "8") == 0
     asked = len(service.asked)
     assert asked < 2500  # the looks' sample, of 65,536 strings

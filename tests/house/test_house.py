@@ -43,7 +43,7 @@ def test_every_public_name_is_there(name):
 
 def test_functions_are_not_hidden_by_the_modules_they_live_in():
     """`stochflow.rollout` is a function and a module; the function wins, whatever was imported first."""
-    code = "import stochflow.trainer, stochflow.rollout, stochflow; from stochflow import rollout, evaluate; print(callable(rollout), callable(evaluate))"
+    code = "import stochflow.training.trainer, stochflow.rollout, stochflow; from stochflow import rollout, evaluate; print(callable(rollout), callable(evaluate))"
     assert python(code).split() == ["True", "True"]
 
 
@@ -56,13 +56,15 @@ HEAVY = ("torch", "numpy", "scipy", "matplotlib", "pandas")
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["train", "--help"], ["train", "grid", "--help"], ["resume", "--help"], ["tasks"], []], ids=" ".join
+    "words",
+    [["--help"], ["train", "--help"], ["train", "grid", "--help"], ["resume", "--help"], ["tasks"], []],
+    ids=" ".join,
 )
 def test_help_answers_at_once_and_without_torch(words):
     code = (
         "import sys, time, io, contextlib, json; begun = time.perf_counter()\n"
         "import stochflow\n"
-        "from stochflow.cli import main\n"
+        "from stochflow.cli.commands import main\n"
         "with contextlib.redirect_stdout(io.StringIO()) as out:\n"
         f"    code = main({words!r})\n"
         f"print(json.dumps([code, len(out.getvalue()), [m for m in {HEAVY!r} if m in sys.modules]]))"
@@ -92,7 +94,9 @@ def test_every_dependency_of_the_tested_set_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     pinned = {re.split("==", line)[0].lower().replace("_", "-") for line in lines}
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line) for line in lines)  # exact, and no local version
+    assert all(
+        re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line) for line in lines
+    )  # exact, and no local version
     wanted = [*project["dependencies"], *[d for extra in project["optional-dependencies"].values() for d in extra]]
     names = {re.match(r"[A-Za-z0-9._-]+", d).group().lower().replace("_", "-") for d in wanted}
     assert names - pinned == set()

@@ -25,9 +25,9 @@ import scipy.sparse.csgraph
 import scipy.stats  # noqa: F401
 import torch
 
-from stochflow import experiment
-from stochflow.config import configure
-from stochflow.runs import Run, is_run
+from stochflow.runs import experiment
+from stochflow.runs.config import configure
+from stochflow.runs.folder import Run, is_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
 
@@ -124,7 +124,12 @@ class Points:
             points.reach(f"after unlink {kind(path)}")
             return None
 
-        pathlib.Path.open, os.replace, os.fsync, pathlib.Path.unlink = watched_open, watched_replace, watched_fsync, watched_unlink
+        pathlib.Path.open, os.replace, os.fsync, pathlib.Path.unlink = (
+            watched_open,
+            watched_replace,
+            watched_fsync,
+            watched_unlink,
+        )
 
 
 def kind(path) -> str:
@@ -216,7 +221,16 @@ def moments(names: list[str]) -> list[int]:
 
 def test_the_points_cover_every_write(reference):
     _, names = reference
-    files = ("config.json", "environment.json", "metrics.jsonl", "checkpoint", "best.safetensors", "summary.json", "samples.csv", "law.npz")
+    files = (
+        "config.json",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoint",
+        "best.safetensors",
+        "summary.json",
+        "samples.csv",
+        "law.npz",
+    )
     for file in files:
         verbs = {n.removesuffix(f" {file}") for n in names if n.endswith(f" {file}")}
         assert {"before open", "before write", "inside write"} <= verbs, file
@@ -235,7 +249,10 @@ def test_killed_at_fifty_moments_and_resumed_to_the_same_end(reference, tmp_path
     for fatal in at_points:
         folder = tmp_path / f"point-{fatal}"
         status = in_child(lambda f=folder, n=fatal: begin(f, n), tmp_path / "log.txt")
-        assert os.WIFSIGNALED(status), (names[fatal], (tmp_path / "log.txt").read_text() if (tmp_path / "log.txt").exists() else "")
+        assert os.WIFSIGNALED(status), (
+            names[fatal],
+            (tmp_path / "log.txt").read_text() if (tmp_path / "log.txt").exists() else "",
+        )
         killed += 1
         if is_run(folder):  # what was saved is there, before anything is mended
             found = Run.open(folder).load()
@@ -248,7 +265,9 @@ def test_killed_at_fifty_moments_and_resumed_to_the_same_end(reference, tmp_path
         status = in_child(lambda f=folder: begin(f), tmp_path / "log.txt", kill_after=after)
         killed += os.WIFSIGNALED(status)
         finish(folder, whole, tmp_path, f"after {after:.2f} s")
-    print(f"{killed} kills at {len(at_points)} points of {len(set(names))} kinds and in time, in {time.perf_counter() - begun:.0f} s")
+    print(
+        f"{killed} kills at {len(at_points)} points of {len(set(names))} kinds and in time, in {time.perf_counter() - begun:.0f} s"
+    )
     assert killed >= MOMENTS - 3  # a run may be over before its moment comes, on a machine that was slow before
 
 

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stochflow.config import configure
-from stochflow.experiment import train
+from stochflow.runs.config import configure
+from stochflow.runs.experiment import train
 
 HERE = Path(__file__).parent
 STEPS = {"tfbind8": 1000, "bits": 400, "gc": 1000, "peptide": 300, "rna": 400}

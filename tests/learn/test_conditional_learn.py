@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stochflow.dynamics import Known, Neural
-from stochflow.exact import Graph, exact_law, target_law
-from stochflow.metrics import tv
-from stochflow.nets import MLP
-from stochflow.objectives import DetailedBalance, TrajectoryBalance
-from stochflow.policy import Policy
-from stochflow.sources import Mixed, OnPolicy
-from stochflow.tasks import gc_task
-from stochflow.trainer import Trainer
-from stochflow.transformer import Transformer
+from stochflow.law.exact import Graph, exact_law, target_law
+from stochflow.law.metrics import tv
+from stochflow.learn.objectives import DetailedBalance, TrajectoryBalance
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.nets.transformer import Transformer
+from stochflow.noise.dynamics import Known, Neural
+from stochflow.runs.tasks import gc_task
+from stochflow.training.sources import Mixed, OnPolicy
+from stochflow.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,11 @@ def worst(trainer: Trainer, task) -> tuple[float, float]:
             assert torch.allclose(law.sum(1), torch.ones(policy.num_seeds, dtype=torch.float64))
             far = max(far, float(tv(law, target.target).max()))
             first = graph.states[graph.root].expand(policy.num_seeds, 1, -1)
-            learned = policy.log_z(policy.context(first)) if isinstance(trainer.objective, TrajectoryBalance) else policy(first).log_flow
+            learned = (
+                policy.log_z(policy.context(first))
+                if isinstance(trainer.objective, TrajectoryBalance)
+                else policy(first).log_flow
+            )
             off = max(off, float((learned - target.log_z).abs().max()))
     return far, off
 
@@ -51,7 +55,7 @@ def test_gc_content_on_demand(net):
 
 def test_replay_keeps_the_condition_beside_the_string():
     """A replayed string comes back under the row it was made for; training with replay reaches every row's law as well."""
-    from stochflow.buffer import Buffer
+    from stochflow.learn.buffer import Buffer
 
     task = gc_task(length=3, targets="0,1", betas="5", stick=0.1)
     torch.manual_seed(0)

@@ -33,7 +33,12 @@ def test_the_demo_is_quick_and_close(tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # the promise is about processors
     done = subprocess.run(
-        [sys.executable, "-m", "stochflow", *demo()], cwd=tmp_path, env=hidden, capture_output=True, text=True, timeout=1800
+        [sys.executable, "-m", "stochflow", *demo()],
+        cwd=tmp_path,
+        env=hidden,
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr[-2000:]

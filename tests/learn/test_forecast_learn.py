@@ -16,17 +16,17 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import lambertw
 
-from stochflow import objectives
-from stochflow.dynamics import Known
-from stochflow.envs.series import Bins, Nearness, Series, Windows
-from stochflow.evaluate import evaluate
-from stochflow.exact import Graph, exact_law
-from stochflow.forecast_config import Forecast
-from stochflow.forecast_train import Likelihood, Mixture, follow, make_channel, make_policy, make_trainer
-from stochflow.metrics import l1
-from stochflow.nets import MLP
-from stochflow.rewards import Linear
+from stochflow.forecast.config import Forecast
+from stochflow.forecast.training import Likelihood, Mixture, follow, make_channel, make_policy, make_trainer
+from stochflow.law.exact import Graph, exact_law
+from stochflow.law.metrics import l1
+from stochflow.learn import objectives
+from stochflow.learn.evaluate import evaluate
+from stochflow.nets.mlp import MLP
+from stochflow.noise.dynamics import Known
+from stochflow.scores.rewards import Linear
 from stochflow.types import Task, Trajectories
+from stochflow.worlds.series import Bins, Nearness, Series, Windows
 
 FIRST = [(-2.5, -2.5, -1.5, -1.5)] * 5 + [(2.5, 2.5, 1.5, 2.5)] * 3 + [(2.5, 1.5, 1.5, 2.5)] * 2
 SECOND = [(0.5, 0.5, 0.5, 1.5)] * 7 + [(0.5, -0.5, 0.5, 0.5)] * 3
@@ -107,9 +107,13 @@ def test_with_squared_errors_the_law_is_a_bump_around_the_conditional_mean():
         env = trainer.task.env
         mean = env.windows.target[rows].double().mean(0)
         bump = (-(BETA / 4) * (env.values(states).double() - mean).square().sum(1)).softmax(0)
-        assert torch.allclose(bump, mean_log_reward(trainer, states, rows).softmax(0), atol=1e-6)  # the theorem's two forms
+        assert torch.allclose(
+            bump, mean_log_reward(trainer, states, rows).softmax(0), atol=1e-6
+        )  # the theorem's two forms
         assert (total_variation(law, bump) < 0.03).all()
-        if name == "bimodal":  # the mean of a series that goes up or down is neither: its likeliest forecast never happens
+        if (
+            name == "bimodal"
+        ):  # the mean of a series that goes up or down is neither: its likeliest forecast never happens
             best = states[law[0].argmax(), 1:]
             assert empirical(trainer, best.new_tensor([[row, *best.tolist()]]), rows) == 0
 
@@ -146,7 +150,9 @@ def mixed_law(log_r: torch.Tensor, q: torch.Tensor, weight: float) -> torch.Tens
     def law(log_z: float):
         c = log_r.numpy() - log_z - w / 2
         made = c.copy()
-        made[a > 0] = [math.log(x) - math.log(lambertw(x * math.exp(-y)).real) for x, y in zip(a[a > 0], c[a > 0], strict=True)]
+        made[a > 0] = [
+            math.log(x) - math.log(lambertw(x * math.exp(-y)).real) for x, y in zip(a[a > 0], c[a > 0], strict=True)
+        ]
         return torch.from_numpy(made).exp()
 
     middle = float(log_r.logsumexp(0))
@@ -251,7 +257,14 @@ def spelled(env: Series, bins: torch.Tensor, row: int) -> Trajectories:
     so_far = torch.where(torch.arange(horizon) < time, bins, env.num_moves)  # [L+1, N, L]
     states = torch.cat([torch.full((horizon + 1, count, 1), row), so_far], -1).unsqueeze(1).expand(-1, 2, -1, -1)
     moves = bins.T.unsqueeze(1).expand(-1, 2, -1)
-    return Trajectories(states, moves, moves, torch.ones_like(moves, dtype=torch.bool), torch.zeros(2, count), torch.zeros(2, count).bool())
+    return Trajectories(
+        states,
+        moves,
+        moves,
+        torch.ones_like(moves, dtype=torch.bool),
+        torch.zeros(2, count),
+        torch.zeros(2, count).bool(),
+    )
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -282,7 +295,9 @@ def test_without_the_noise_of_sampling_the_shipped_trunk_reaches_the_formula():
     fall = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 1000)
     for _ in range(1000):
         adam.zero_grad()
-        sum(population_loss(policy_leaves(policy, by_step), log_r, q, MIX).sum() for by_step, log_r, q, _ in cases).backward()
+        sum(
+            population_loss(policy_leaves(policy, by_step), log_r, q, MIX).sum() for by_step, log_r, q, _ in cases
+        ).backward()
         adam.step()
         fall.step()
     for by_step, _, _, formula in cases:
@@ -304,7 +319,9 @@ def test_the_mixture_lies_in_between_where_the_formula_says():
 @pytest.mark.parametrize("form", [objectives.MARGINAL, objectives.REALISED], ids=["through", "ignoring"])
 def test_orders_that_slip_are_corrected_for_by_likelihood_through_the_counted_channel(form):
     """Executed through the noise, the trained law is the data's; trained as if there were none, it is (1 - a) q + a / K."""
-    q = torch.tensor([8, 4, 2, 2, 1, 1, 1, 1], dtype=torch.float64) / 20  # every bin has at least a / K: the target can be reached
+    q = (
+        torch.tensor([8, 4, 2, 2, 1, 1, 1, 1], dtype=torch.float64) / 20
+    )  # every bin has at least a / K: the target can be reached
     one = Bins(8, 3.0).centre(torch.repeat_interleave(torch.arange(8), (20 * q).long()).float())
     env = world(torch.cartesian_prod(one, one))
     settings = Forecast(horizon=2, encoder="mlp", seeds=2, batch=128, lr=2e-3, mode="nll", noise="slip", stick=0.3)

@@ -5,11 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stochflow import metrics
-from stochflow.channels import Exact, Slip
-from stochflow.envs import Strings
-from stochflow.exact import Graph, exact_law, target_law
-from stochflow.floors import floor
 from stochflow.generators import (
     DeterministicDBGFlowNetGenerator,
     GeneratorArgs,
@@ -21,9 +16,14 @@ from stochflow.generators import (
     Tokenizer,
     TrajectoryBalanceGFlowNetGenerator,
 )
-from stochflow.oracles import Table
-from stochflow.rewards import Power
+from stochflow.law import metrics
+from stochflow.law.exact import Graph, exact_law, target_law
+from stochflow.law.floors import floor
+from stochflow.scores.oracles import Table
+from stochflow.scores.rewards import Power
 from stochflow.types import Task
+from stochflow.worlds.channels import Exact, Slip
+from stochflow.worlds.strings import Strings
 
 pytestmark = pytest.mark.slow
 ABC = Tokenizer("ABC")

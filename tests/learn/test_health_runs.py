@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stochflow.config import TASKS, configure
-from stochflow.experiment import train
-from stochflow.health import CHECKS, WARM_UP, diagnose
+from stochflow.look.health import CHECKS, WARM_UP, diagnose
+from stochflow.runs.config import TASKS, configure
+from stochflow.runs.experiment import train
 
 pytestmark = pytest.mark.slow
 
@@ -20,14 +20,20 @@ QUICK = {"log_every": 25, "eval_every": 100, "save_every": 1000, "device": "cpu"
 BROKEN = {  # what breaks it, and what must be found
     # log Z starts from the first batch, whose rewards are not yet raised to beta; it is never moved
     "log_z_lag": ("tfbind8", {"beta": 6.0, "ramp": 200.0, "lr": 1e-6, "batch": 64, "steps": 300, "dynamics": "known"}),
-    "policy_collapse": ("grid", {"objective": "tb", "side": 16, "base": 1e-9, "explore": 0.0, "lr": 0.02, "steps": 400}),
+    "policy_collapse": (
+        "grid",
+        {"objective": "tb", "side": 16, "base": 1e-9, "explore": 0.0, "lr": 0.02, "steps": 400},
+    ),
     "loss_at_floor": ("grid", {"objective": "naive-db", "stick": 0.5, "steps": 600}),
     "dynamics_not_learned": ("grid", {"stick": 0.25, "dynamics_lr": 1e-7, "steps": 300}),
     # thrown about, a run may come nearer between two looks by chance, as that of seed 0 does at its last: of six seeds, one
     "gradient_explosion": ("grid", {"objective": "tb", "lr": 10.0, "steps": 400, "seed": 1}),
     "replay_staleness": ("grid", {"replay": 0.9, "steps": 1100}),
     "reward_saturation": ("tfbind8", {"floor": 0.99, "batch": 64, "steps": 200}),
-    "exploration_too_low": ("grid", {"objective": "tb", "side": 16, "base": 1e-9, "explore": 0.0, "lr": 0.02, "steps": 300}),
+    "exploration_too_low": (
+        "grid",
+        {"objective": "tb", "side": 16, "base": 1e-9, "explore": 0.0, "lr": 0.02, "steps": 300},
+    ),
 }
 
 
@@ -68,7 +74,9 @@ def test_none_fires_at_any_line_of_a_recorded_default_run_over_five_seeds(task):
     """The first stretch of the task's default run; `record_defaults.py` records it in minutes."""
     first, *rows = [json.loads(line) for line in (HERE / f"{task}-default-5-seeds.jsonl").read_text().splitlines()]
     config = first["config"]
-    length = {k: config["train"][k] for k in ("seeds", "steps", "log_every", "eval_every", "save_every", "device", "threads")}
+    length = {
+        k: config["train"][k] for k in ("seeds", "steps", "log_every", "eval_every", "save_every", "device", "threads")
+    }
     now = configure(task, **length).to_dict()
     for part in ("task", "train"):  # settings that came later are not in an older record
         changed = {k: (v, now[part].get(k)) for k, v in config[part].items() if now[part].get(k) != v}

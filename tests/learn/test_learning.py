@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from stochflow.config import configure
-from stochflow.experiment import Experiment
-from stochflow.metrics import dynamics_report
-from stochflow.rollout import rollout
+from stochflow.law.metrics import dynamics_report
+from stochflow.learn.rollout import rollout
+from stochflow.runs.config import configure
+from stochflow.runs.experiment import Experiment
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,10 @@ def test_cross_entropy_of_learned_dynamics_comes_to_the_entropy_of_the_channel(a
     torch.manual_seed(0)
     with experiment.trainer.averaged():
         fit = dynamics_report(
-            experiment.task.env, experiment.dynamics, experiment.task.channel, rollout(experiment.task, experiment.policy, 4000)
+            experiment.task.env,
+            experiment.dynamics,
+            experiment.task.channel,
+            rollout(experiment.task, experiment.policy, 4000),
         )
     kept = 1 - 3 * alpha / 4
     entropy = -kept * math.log(kept) - (3 * alpha / 4) * math.log(alpha / 4)
@@ -74,7 +77,8 @@ def test_cross_entropy_of_learned_dynamics_comes_to_the_entropy_of_the_channel(a
 
 
 @pytest.mark.parametrize(
-    "settings", [{"dynamics": "tabular"}, {"dynamics_off_pol": True, "dynamics_off_pol_rounds": 2, "dynamics_sample_size": 32}]
+    "settings",
+    [{"dynamics": "tabular"}, {"dynamics_off_pol": True, "dynamics_off_pol_rounds": 2, "dynamics_sample_size": 32}],
 )
 def test_counted_and_replayed_dynamics_find_the_channel(settings):
     _, found = trained("grid", 500, side=5, stick=0.25, hidden=32, **settings)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stochflow import metrics
-from stochflow.channels import Exact, Slip
-from stochflow.dynamics import Known, Tabular
-from stochflow.envs import Strings
-from stochflow.exact import Graph, exact_law, target_law
-from stochflow.floors import floor
-from stochflow.nets import MLP
-from stochflow.objectives import (
+from stochflow.law import metrics
+from stochflow.law.exact import Graph, exact_law, target_law
+from stochflow.law.floors import floor
+from stochflow.learn.objectives import (
     INTENDED,
     JOINT,
     MARGINAL,
@@ -24,12 +20,16 @@ from stochflow.objectives import (
     TrajectoryBalance,
     TrajectoryKL,
 )
-from stochflow.oracles import Table
-from stochflow.policy import Policy
-from stochflow.rewards import Power
-from stochflow.sources import OnPolicy
-from stochflow.trainer import Trainer
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.noise.dynamics import Known, Tabular
+from stochflow.scores.oracles import Table
+from stochflow.scores.rewards import Power
+from stochflow.training.sources import OnPolicy
+from stochflow.training.trainer import Trainer
 from stochflow.types import Task
+from stochflow.worlds.channels import Exact, Slip
+from stochflow.worlds.strings import Strings
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,9 @@ def train(task, objective, steps=400, explore=0.1, lr=2e-2, seeds=3, dynamics=No
     torch.manual_seed(0)
     rows = list(range(seeds))
     policy = Policy(task.env, MLP(16, 1), seeds=rows, back_action=objective.form.back_action)
-    trainer = Trainer(task, policy, dynamics or Known(task.env, task.channel), objective, OnPolicy(task, policy, 64, explore), lr=lr)
+    trainer = Trainer(
+        task, policy, dynamics or Known(task.env, task.channel), objective, OnPolicy(task, policy, 64, explore), lr=lr
+    )
     trainer.train(steps - 50)
     tail = []
     trainer.train(steps, 1, lambda t: tail.append(t.stats["loss"]))
@@ -130,7 +132,12 @@ def test_a_backward_law_with_mass_on_what_cannot_happen_balances_at_a_wrong_law(
     back = torch.randn(6, 2, generator=gen, dtype=torch.float64).requires_grad_()  # A, B, AA, AB, BA, BB
     flow = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS(
-        [pi, back, flow], lr=1, max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-18, line_search_fn="strong_wolfe"
+        [pi, back, flow],
+        lr=1,
+        max_iter=500,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-18,
+        line_search_fn="strong_wolfe",
     )
 
     def loss(masked=False):

@@ -17,7 +17,7 @@ from stochflow.generators.models import (
     TrajectoryBalanceGFlowNetGenerator,
 )
 from stochflow.generators.worker import RolloutWorker
-from stochflow.modes import calculate_num_modes
+from stochflow.law.modes import calculate_num_modes
 
 __all__ = [
     "DeterministicDBGFlowNetGenerator",

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochflow.entropy import check_gamma
 from stochflow.errors import UserError
+from stochflow.learn.entropy import check_gamma
 
 log = logging.getLogger("stochflow")
 
@@ -62,16 +62,26 @@ class GeneratorArgs:
     def __post_init__(self) -> None:
         whole = "max_len gen_num_hidden gen_num_layers dynamics_num_hidden dynamics_off_pol_rounds dynamics_sample_size"
         for name in [*whole.split(), "dynamics_buffer_size", "gen_episodes_per_step"]:
-            self._need(name, isinstance(getattr(self, name), int) and getattr(self, name) >= 1, "a whole number of at least 1")
-        for name in "gen_learning_rate gen_clip reward_exp_min dynamics_lr dynamics_clip temperature reward_exp".split():
+            self._need(
+                name, isinstance(getattr(self, name), int) and getattr(self, name) >= 1, "a whole number of at least 1"
+            )
+        for (
+            name
+        ) in "gen_learning_rate gen_clip reward_exp_min dynamics_lr dynamics_clip temperature reward_exp".split():
             value = getattr(self, name)
-            self._need(name, isinstance(value, (int, float)) and math.isfinite(value) and value > 0, "a finite number above 0")
+            self._need(
+                name, isinstance(value, (int, float)) and math.isfinite(value) and value > 0, "a finite number above 0"
+            )
         for name in ("stick", "random_action_prob"):
             self._need(name, 0 <= getattr(self, name) <= 1, "a probability between 0 and 1")
         for name in ("kl_weight", "exp_ramping_factor"):
             self._need(name, getattr(self, name) >= 0, "0 or more")
         self._need("entropy_average", 0 <= self.entropy_average < 1, "at least 0 and below 1")
-        self._need("min_len", self.min_len is None or 0 <= self.min_len <= self.max_len, f"None, or from 0 to max_len = {self.max_len}")
+        self._need(
+            "min_len",
+            self.min_len is None or 0 <= self.min_len <= self.max_len,
+            f"None, or from 0 to max_len = {self.max_len}",
+        )
         for gamma in (self.gamma, *self.gammas):
             check_gamma(gamma)
 
@@ -102,7 +112,9 @@ class Tokenizer:
 
     def __init__(self, alphabet: str = "ACGT"):
         if len(alphabet) < 2 or len(set(alphabet)) != len(alphabet):
-            raise UserError(f"an alphabet needs at least two different letters, each once, but this one is {alphabet!r}")
+            raise UserError(
+                f"an alphabet needs at least two different letters, each once, but this one is {alphabet!r}"
+            )
         self.alphabet = alphabet
         self.pad = len(alphabet)
         self._code = {letter: i for i, letter in enumerate(alphabet)}
@@ -127,7 +139,9 @@ class Tokenizer:
                 tokens.append(self._code[letter])
             else:
                 if not 0 <= int(letter) < self.pad:
-                    raise UserError(f"{where} has the token {letter!r} at position {place}, but tokens run from 0 to {self.pad - 1}")
+                    raise UserError(
+                        f"{where} has the token {letter!r} at position {place}, but tokens run from 0 to {self.pad - 1}"
+                    )
                 tokens.append(int(letter))
         return tokens
 
@@ -135,7 +149,9 @@ class Tokenizer:
         """[B, longest] int64, padded at the end with `pad`."""
         rows = [self.encode(s, f"sequence {i}") for i, s in enumerate(sequences)]
         longest = max(map(len, rows), default=0)
-        return torch.tensor([r + [self.pad] * (longest - len(r)) for r in rows], dtype=torch.long).reshape(len(rows), longest)
+        return torch.tensor([r + [self.pad] * (longest - len(r)) for r in rows], dtype=torch.long).reshape(
+            len(rows), longest
+        )
 
     def decode(self, tokens: Tensor | Sequence[Sequence[int]]) -> list[str]:
         """Texts of rows of tokens; padding is left out."""

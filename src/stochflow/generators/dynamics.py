@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stochflow.dynamics import Dynamics, Neural, trainable_steps
-from stochflow.envs import Strings
+from stochflow.noise.dynamics import Dynamics, Neural, trainable_steps
 from stochflow.ops import NEG, masked_log_softmax, pick
 from stochflow.types import Trajectories
+from stochflow.worlds.strings import Strings
 
 
 class LogDynamics(Dynamics):

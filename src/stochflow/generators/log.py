@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochflow.buffer import Buffer
-from stochflow.envs import Strings
 from stochflow.errors import UserError
 from stochflow.generators.args import Tokenizer
+from stochflow.learn.buffer import Buffer
 from stochflow.types import Trajectories
+from stochflow.worlds.strings import Strings
 
 Entry = tuple[Any, Any, float]  # (string, thought string, reward); strings as text or as lists of tokens
 
 
-def trajectories(env: Strings, tokenizer: Tokenizer, log: Sequence[Entry], device: str | torch.device = "cpu") -> Trajectories:
+def trajectories(
+    env: Strings, tokenizer: Tokenizer, log: Sequence[Entry], device: str | torch.device = "cpu"
+) -> Trajectories:
     """One seed's batch [T, 1, B]: the realised string makes the moves, the thought string the actions, the reward the score.
 
     A string shorter than the longest possible one ends by STOP, which is never noisy: meant and done at the same step.
@@ -34,7 +36,9 @@ def trajectories(env: Strings, tokenizer: Tokenizer, log: Sequence[Entry], devic
             )
         if len(string) > env.length or (env.min_length is None and len(string) != env.length):
             want = (
-                f"exactly {env.length} (set min_len for strings of several lengths)" if env.min_length is None else f"at most {env.length}"
+                f"exactly {env.length} (set min_len for strings of several lengths)"
+                if env.min_length is None
+                else f"at most {env.length}"
             )
             raise UserError(f"string {i} has {len(string)} letters, but max_len allows {want}")
         if env.min_length is not None and len(string) < env.min_length:
@@ -107,7 +111,11 @@ class LogBook:
 
     def state_dict(self, width: int) -> dict[str, Tensor]:
         """All of it as tensors, for strings of `width` columns."""
-        rows = torch.frombuffer(bytearray(b"".join(self.known)), dtype=torch.int16) if self.known else torch.zeros(0, dtype=torch.int16)
+        rows = (
+            torch.frombuffer(bytearray(b"".join(self.known)), dtype=torch.int16)
+            if self.known
+            else torch.zeros(0, dtype=torch.int16)
+        )
         return {
             "strings": rows.view(-1, width),
             "total": torch.tensor([t for t, _ in self.known.values()], dtype=torch.float64),
@@ -122,7 +130,14 @@ class LogBook:
 class ReplayBuffer:
     """The documents' buffer, (string, thought string, reward) in and out, kept by the engine's `Buffer`."""
 
-    def __init__(self, max_len: int, tokenizer: Tokenizer, capacity: int = 100_000, min_len: int | None = None, device: str = "cpu"):
+    def __init__(
+        self,
+        max_len: int,
+        tokenizer: Tokenizer,
+        capacity: int = 100_000,
+        min_len: int | None = None,
+        device: str = "cpu",
+    ):
         self.env, self.tokenizer, self.device = Strings(tokenizer.alphabet, max_len, min_len), tokenizer, device
         self.buffer = Buffer(self.env, capacity).to(device)
 

@@ -16,24 +16,32 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stochflow import runs
-from stochflow.entropy import EntropyAverage, entropy_band, mean_entropy_ratio
-from stochflow.env import Channel
-from stochflow.envs import Strings
 from stochflow.errors import UserError
-from stochflow.evaluate import action_posterior, evaluate
 from stochflow.generators.args import GeneratorArgs, Tokenizer
 from stochflow.generators.dynamics import LogDynamics
 from stochflow.generators.log import LogBook, ReplayBuffer, entries, trajectories
-from stochflow.nets import MLP
-from stochflow.objectives import INTENDED, JOINT, SGFNKL, DetailedBalance, LogVariance, Objective, TrajectoryBalance
+from stochflow.learn.entropy import EntropyAverage, entropy_band, mean_entropy_ratio
+from stochflow.learn.evaluate import action_posterior, evaluate
+from stochflow.learn.objectives import (
+    INTENDED,
+    JOINT,
+    SGFNKL,
+    DetailedBalance,
+    LogVariance,
+    Objective,
+    TrajectoryBalance,
+)
+from stochflow.learn.rollout import rollout
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
 from stochflow.ops import NEG, masked_log_softmax, pick
-from stochflow.policy import Policy
-from stochflow.rewards import Power
-from stochflow.rollout import rollout
-from stochflow.sources import Source
-from stochflow.trainer import Trainer
+from stochflow.runs import folder as runs
+from stochflow.scores.rewards import Power
+from stochflow.training.sources import Source
+from stochflow.training.trainer import Trainer
 from stochflow.types import Task, Terms, Trajectories, World
+from stochflow.worlds.env import Channel
+from stochflow.worlds.strings import Strings
 
 Self = TypeVar("Self", bound="GFlowNetGenerator")
 Batch = Mapping[str, Sequence[Any]]
@@ -51,7 +59,9 @@ class GFlowNetGenerator(nn.Module, ABC):
         self.args = a = GeneratorArgs.of(args)
         self.tokenizer = tokenizer
         if a.vocab_size is not None and a.vocab_size != len(tokenizer):
-            raise UserError(f"vocab_size is {a.vocab_size}, but the tokenizer has {len(tokenizer)} letters: give the same number, or none")
+            raise UserError(
+                f"vocab_size is {a.vocab_size}, but the tokenizer has {len(tokenizer)} letters: give the same number, or none"
+            )
         if a.device.startswith("cuda") and not torch.cuda.is_available():
             raise UserError(f"device {a.device} was asked for, but torch sees no CUDA device: use cpu")
         self.env = env = Strings(tokenizer.alphabet, a.max_len, a.min_len)
@@ -65,7 +75,11 @@ class GFlowNetGenerator(nn.Module, ABC):
         self.book = LogBook(a.reward_exp_min)
         # without a world of its own, what happens is what the learned dynamics says
         self.task = Task(env, self.forward_dynamics, self.book, Power(1.0, a.reward_exp_min))
-        replay = ReplayBuffer(a.max_len, tokenizer, a.dynamics_buffer_size, a.min_len, a.device) if a.dynamics_off_pol else None
+        replay = (
+            ReplayBuffer(a.max_len, tokenizer, a.dynamics_buffer_size, a.min_len, a.device)
+            if a.dynamics_off_pol
+            else None
+        )
         self.dynamics_buffer = replay
         self.trainer = Trainer(
             self.task,
@@ -97,7 +111,9 @@ class GFlowNetGenerator(nn.Module, ABC):
 
     def _read(self, batch: Batch) -> Trajectories:
         if not isinstance(batch, Mapping) or "bulk_trajs" not in batch:
-            raise UserError('a batch is {"bulk_trajs": [(string, thought string, reward), ...]}, but this one has no "bulk_trajs"')
+            raise UserError(
+                'a batch is {"bulk_trajs": [(string, thought string, reward), ...]}, but this one has no "bulk_trajs"'
+            )
         self._last = trajectories(self.env, self.tokenizer, batch["bulk_trajs"], self.args.device)
         if self.training:  # in evaluation mode a held-out batch is looked at and not learned from
             self.book.add(self._last)
@@ -128,7 +144,9 @@ class GFlowNetGenerator(nn.Module, ABC):
                 raise UserError("the dynamics buffer is empty: run train_step on a batch first")
             return self.forward_dynamics.loss(self.dynamics_buffer.buffer.sample(self.args.dynamics_sample_size))[0]
         if self._last is None:
-            raise UserError("no batch has been seen yet, so there is no dynamics loss: run get_loss or train_step first")
+            raise UserError(
+                "no batch has been seen yet, so there is no dynamics loss: run get_loss or train_step first"
+            )
         return self.forward_dynamics.loss(self._last)[0]
 
     def _ask(self, states: Tensor, where: Tensor) -> Tensor:
@@ -188,7 +206,9 @@ class GFlowNetGenerator(nn.Module, ABC):
         device = self.args.device
         tokens = (x if isinstance(x, Tensor) else self.tokenizer.process(x)).to(device)
         if tokens.dim() != 2 or tokens.shape[1] > self.env.length:
-            raise UserError(f"x has shape {tuple(tokens.shape)}, but it must be [batch, at most {self.env.length} letters]")
+            raise UserError(
+                f"x has shape {tuple(tokens.shape)}, but it must be [batch, at most {self.env.length} letters]"
+            )
         if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) <= self.env.pad:
             raise UserError(
                 f"x holds tokens from {int(tokens.min())} to {int(tokens.max())}, but they must lie between 0 and {self.env.pad} (padding)"
@@ -242,7 +262,9 @@ class GFlowNetGenerator(nn.Module, ABC):
         found = runs.load_checkpoint(path)
         kind = found.scalars.get("generator")
         if kind != cls.__name__:
-            raise UserError(f"{path} holds a {kind or 'run'}, not a {cls.__name__}: load it with the class that saved it")
+            raise UserError(
+                f"{path} holds a {kind or 'run'}, not a {cls.__name__}: load it with the class that saved it"
+            )
         made = cls(GeneratorArgs.of(found.scalars["args"]), Tokenizer(found.scalars["alphabet"]))
 
         def part(name: str) -> dict[str, Tensor]:

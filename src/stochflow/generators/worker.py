@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochflow.channels import Exact, Slip
-from stochflow.entropy import EntropyAverage, entropy_band, entropy_ratio, temperature
 from stochflow.errors import UserError
-from stochflow.evaluate import evaluate
 from stochflow.generators.args import GeneratorArgs, Tokenizer
 from stochflow.generators.log import entries
 from stochflow.generators.models import GFlowNetGenerator
-from stochflow.oracles import Host
-from stochflow.rewards import Power
-from stochflow.rollout import rollout
+from stochflow.learn.entropy import EntropyAverage, entropy_band, entropy_ratio, temperature
+from stochflow.learn.evaluate import evaluate
+from stochflow.learn.rollout import rollout
+from stochflow.scores.oracles import Host
+from stochflow.scores.rewards import Power
 from stochflow.types import Task, Trajectories
+from stochflow.worlds.channels import Exact, Slip
 
 
 class RolloutWorker:
@@ -29,7 +29,10 @@ class RolloutWorker:
     """
 
     def __init__(
-        self, args: GeneratorArgs | argparse.Namespace | Mapping[str, Any] | None, oracle: Callable[[list[str]], Any], tokenizer: Tokenizer
+        self,
+        args: GeneratorArgs | argparse.Namespace | Mapping[str, Any] | None,
+        oracle: Callable[[list[str]], Any],
+        tokenizer: Tokenizer,
     ):
         self.args = GeneratorArgs.of(args)
         self.oracle, self.tokenizer = oracle, tokenizer
@@ -69,5 +72,8 @@ class RolloutWorker:
         """A batch for `train_step`: `bulk_trajs` with rewards l2r(score, it), and `visited` with the scores beside them."""
         drawn = self.rollout(generator, self.args.gen_episodes_per_step)
         bulk = [(string, thought, self.l2r(score, it)) for string, thought, score in drawn]
-        visited = [(string, thought, reward, score) for (string, thought, reward), (_, _, score) in zip(bulk, drawn, strict=True)]
+        visited = [
+            (string, thought, reward, score)
+            for (string, thought, reward), (_, _, score) in zip(bulk, drawn, strict=True)
+        ]
         return {"bulk_trajs": bulk, "visited": visited}

@@ -1,0 +1,481 @@
+"""The `stochflow` command. Arguments are parsed before torch is imported; only this module prints.
+
+Exit codes: 0 done, 1 our fault, 2 the user's (one sentence on stderr), 130 interrupted with the run folder whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import logging
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import tyro
+
+from stochflow import __version__
+from stochflow.cli.terminal import Progress, closing, complain, floor_table, table
+from stochflow.errors import UserError, did_you_mean
+from stochflow.forecast.config import Forecast
+from stochflow.runs.config import OBJECTIVES, TASKS, Config, Train, UserTask, find_task
+
+COMMANDS = {
+    "train TASK": "train a sampler and measure it against the best that is possible",
+    "resume RUN": "go on with a run, exactly as if it had never stopped",
+    "sample RUN": "draw objects from a trained run, as CSV, FASTA or JSON",
+    "eval RUN": "measure a trained run again",
+    "floor TASK": "how close to the target any sampler can come under the task's noise",
+    "report RUN...": "one self-contained HTML page about what was learned",
+    "compare RUN...": "runs side by side, paired by seed, with a verdict in plain words",
+    "watch RUN": "follow a run in the browser while it trains",
+    "forecast": "forecast series from a CSV file by sampling futures",
+    "tasks": "list the tasks and the objectives",
+}
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run, exactly as if it had never stopped."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
+    steps: int = 0
+    """total number of training iterations; 0 takes the total that was asked for before"""
+    quiet: bool = False
+    """say only the final figures"""
+    track: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """send the log to a tracker too"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draw objects from a trained run, each with its score, log-reward, mode and the log-probability of the way it was built."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 100
+    """how many"""
+    format: Literal["auto", "csv", "fasta", "json"] = "auto"
+    """auto goes by the name of --out, and is CSV without one"""
+    out: Path | None = None
+    """file to write; without it they are printed"""
+    seed: int = 0
+    """the same seed draws the same objects"""
+    unique: bool = False
+    """leave out objects drawn before"""
+    min_distance: int = 0
+    """keep only objects at least this far from every better one that is kept"""
+    top: int = 0
+    """keep only this many, the best by score; 0: all"""
+    simulate: int = 0
+    """make each of them this often through the task's noise, and sort by the mean score of what comes out"""
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Measure a trained run again, with its averaged weights."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
+    json: bool = False
+    """print one JSON object"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU where there is one"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about one run or several."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="run folders")]
+    out: Path | None = None
+    """file to write; by default report.html in the folder of a single run, in the current one for several"""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """The same figures of several runs side by side, paired by seed."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="run folders")]
+    out: Path = Path("compare.html")
+    """HTML file to write"""
+    json: bool = False
+    """print one JSON object"""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A page on this machine that follows a run while it trains."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the run folder")]
+    port: int = 8787
+    """port on 127.0.0.1"""
+    every: int = 5
+    """seconds between two looks"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(format="stochflow: %(message)s", level=logging.WARNING)
+    try:
+        return _dispatch(words)
+    except UserError as error:
+        complain(str(error))
+        return 2
+    except KeyboardInterrupt as stop:
+        complain(str(stop) or "interrupted")
+        return 130
+    except SystemExit as stop:  # tyro's help (0) and its own complaints (2)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        place = getattr(error, "written_to", None)
+        if _out_of_memory(error):
+            saved = "" if place is None else f" (what was computed is saved in {place.parent})"
+            complain(
+                f"this does not fit into memory: take a smaller batch, fewer seeds, a narrower network or a smaller world{saved}"
+            )
+            return 1
+        if place is None:
+            traceback.print_exc()
+        where = "please report it" if place is None else f"what was computed is saved, and the details are in {place}"
+        complain(f"something went wrong inside ({type(error).__name__}: {error}): {where}")
+        return 1
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether Python, numpy or torch could not have what it asked for; on a CPU torch says so in words alone."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"stochflow {__version__}")
+        return 0
+    commands = {
+        "train": _train,
+        "resume": _resume,
+        "sample": _sample,
+        "eval": _eval,
+        "floor": _floor,
+        "report": _report,
+        "compare": _compare,
+        "watch": _watch,
+        "forecast": _forecast,
+        "tasks": _tasks,
+    }
+    if words[0] not in commands:
+        raise UserError(
+            f'there is no command "{words[0]}"{did_you_mean(words[0], commands)}: `stochflow --help` lists them'
+        )
+    return commands[words[0]](words[1:])
+
+
+def _overview() -> str:
+    rows = "\n".join(f"  {name:<15} {text}" for name, text in COMMANDS.items())
+    return (
+        "usage: stochflow COMMAND ...\n\nGenerative flow networks for stochastic worlds: learn to sample in proportion to reward.\n\n"
+        f"{rows}\n\nTASK is one of {', '.join(TASKS)}, or a function of your own as my_module:my_function.\n"
+        "RUN is the folder that `stochflow train` prints. `stochflow train TASK --help` shows every flag.\n\n"
+        "  stochflow train grid --side 8\n  stochflow train tfbind8 --stick 0.25\n"
+    )
+
+
+# parsing --------------------------------------------------------------------------------------------------------
+
+
+def _task_and_flags(command: str, words: list[str]) -> tuple[str, list[str]]:
+    """The task that stands first, and the rest."""
+    if not words or words[0] in ("-h", "--help"):
+        names = "\n".join(f"  {name:<10} {_one_line(task)}" for name, task in TASKS.items())
+        print(
+            f"usage: stochflow {command} TASK [flags]\n\nTASK is one of\n{names}\nor a function of your own as my_module:my_function.\n"
+        )
+        print(f"`stochflow {command} TASK --help` shows the task's flags.")
+        raise SystemExit(0 if words else 2)
+    if words[0].startswith("-"):
+        raise UserError(f"the task comes first: stochflow {command} TASK {words[0]} ...")
+    return words[0], words[1:]
+
+
+def _one_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def _settings_class(name: str) -> Any:
+    """A dataclass of the task's flags: one that ships, or made from the signature of the user's function."""
+    if ":" not in name:
+        return find_task(name)
+    from stochflow.runs import tasks
+
+    function = tasks.find(name)
+    try:
+        hints = get_type_hints(function)
+    except NameError as error:
+        raise UserError(
+            f"the types of {name} cannot be read ({error}): import them where the function stands"
+        ) from error
+    reserved = {f.name for f in dataclasses.fields(Train)} | {"out", "quiet", "config", "json", "track"}
+    fields: list[Any] = []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
+            raise UserError(
+                f'the parameter "{p}" of {name} cannot become a flag: give the function plain keyword parameters'
+            )
+        if p.name in reserved:
+            raise UserError(f'the parameter "{p.name}" of {name} is already a flag of every task: rename it')
+        kind = hints.get(p.name, str if p.default in (p.empty, None) else type(p.default))
+        fields.append((p.name, kind) if p.default is p.empty else (p.name, kind, field(default=p.default)))
+    made = dataclasses.make_dataclass(getattr(function, "__name__", "task"), fields, frozen=True)
+    made.__doc__ = _one_line(function) or f"The task that {name} makes."
+    return made
+
+
+def _parse(
+    command: str, name: str, words: list[str], extra: list[Any], train: Train | None, defaults: Any = None
+) -> Any:
+    """Flags of the task, of training and of the command, side by side and without prefixes."""
+    kind = _settings_class(name)
+    needed = any(
+        f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in dataclasses.fields(kind)
+    )
+    task_field: Any = (
+        ("task", kind)
+        if needed and defaults is None
+        else ("task", kind, field(default=kind() if defaults is None else defaults))
+    )
+    fields = [task_field, *([("train", Train, field(default=train))] if train else []), *extra]
+    made = dataclasses.make_dataclass(command, fields, frozen=True, kw_only=True)
+    made.__doc__ = {
+        "train": "Train a sampler. --steps is the total; --out is the run folder itself.",
+        "floor": "The best law any policy can have.",
+    }[command]
+    return tyro.cli(made, args=words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
+
+
+def _as_config(name: str, task: Any, train: Train | None) -> Config:
+    if name not in TASKS:
+        task = UserTask(name, dataclasses.asdict(task))
+    return Config(task, train) if train else Config(task)
+
+
+def _help(text: str) -> Any:
+    return tyro.conf.arg(help=text)
+
+
+# commands -------------------------------------------------------------------------------------------------------
+
+
+def _train(words: list[str]) -> int:
+    saved = _saved_config(words)
+    if saved is not None and (not words or words[0].startswith("-")):
+        words = [saved.task.name, *words]
+    name, flags = _task_and_flags("train", words)
+    if saved is not None and saved.task.name != name:
+        raise UserError(f'the --config file is for the task "{saved.task.name}", not for "{name}"')
+    defaults = None
+    if saved is not None:
+        defaults = _settings_class(name)(**saved.task.settings) if isinstance(saved.task, UserTask) else saved.task
+    base = saved.train if saved else Train(**getattr(TASKS.get(name), "train", {}))
+    extra = [
+        ("out", Annotated[str, _help("the run folder; by default runs/<task>-<objective>-<time>")], field(default="")),
+        ("quiet", Annotated[bool, _help("say only the final figures")], field(default=False)),
+        (
+            "track",
+            Annotated[Literal["none", "wandb", "trackio", "tensorboard"], _help("send the log to a tracker too")],
+            field(default="none"),
+        ),
+        (
+            "config",
+            Annotated[str, _help("a config.json to take every setting from; flags go before it")],
+            field(default=""),
+        ),
+    ]
+    asked = _parse("train", name, flags, extra, base, defaults)
+    config = _as_config(name, asked.task, asked.train)
+    from stochflow.runs import experiment
+
+    show = Progress(asked.quiet, asked.track)
+    with show:
+        done = experiment.train(config, out=asked.out or None, on_start=show.start, on_progress=show.update)
+    closing(done.summary, done.files, asked.quiet, done.path)
+    return 0
+
+
+def _saved_config(words: list[str]) -> Config | None:
+    """The file behind --config, read before the flags because it sets their defaults."""
+    path = None
+    for i, word in enumerate(words):
+        if word == "--config" and i + 1 < len(words):
+            path = Path(words[i + 1])
+        elif word.startswith("--config="):
+            path = Path(word.partition("=")[2])
+    if path is None:
+        return None
+    try:
+        return Config.from_dict(json.loads(path.read_text()), str(path))
+    except OSError as error:
+        raise UserError(f"--config {path} cannot be read: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"--config {path} is not JSON: {error}") from error
+
+
+def _resume(words: list[str]) -> int:
+    asked = tyro.cli(Resume, args=words, prog="stochflow resume")
+    from stochflow.runs import experiment
+
+    show = Progress(asked.quiet, asked.track)
+    with show:
+        done = experiment.resume(asked.run, asked.steps or None, on_start=show.start, on_progress=show.update)
+    closing(done.summary, done.files, asked.quiet, done.path)
+    return 0
+
+
+def _sample(words: list[str]) -> int:
+    asked = tyro.cli(Sample, args=words, prog="stochflow sample")
+    if asked.n < 1:
+        raise UserError(f"-n is {asked.n}, but at least one object must be drawn")
+    kind: str = asked.format
+    if kind == "auto":
+        by_name = {".fasta": "fasta", ".fa": "fasta", ".json": "json"}
+        kind = by_name.get(asked.out.suffix.lower() if asked.out else "", "csv")
+    from stochflow.runs import experiment, export
+
+    opened = experiment.open_run(asked.run)
+    from stochflow.look.shortlist import known_modes, shortlist, synthesised
+
+    # a shortlist has modes of its own; what passes through is held against those of the run
+    known = (
+        None
+        if asked.min_distance or asked.top
+        else known_modes(export.read_rows(asked.run / "samples.csv"), opened.task)
+    )
+    rows = shortlist(opened.sample(asked.n, asked.seed), asked.unique, asked.min_distance, asked.top, known)
+    rows = iter(synthesised(opened.task, rows, asked.simulate, asked.seed)) if asked.simulate else rows
+    if asked.out is None:
+        export.write_rows(rows, kind, sys.stdout)
+        return 0
+    export.write_file(rows, kind, asked.out)
+    print(asked.out)
+    return 0
+
+
+def _eval(words: list[str]) -> int:
+    asked = tyro.cli(Eval, args=words, prog="stochflow eval")
+    from stochflow.runs import experiment
+
+    found = experiment.evaluate_run(asked.run, device=asked.device)
+    if asked.json:
+        print(json.dumps(found))
+    else:
+        table(found)
+        print(experiment.verdict(found))
+    return 0
+
+
+def _floor(words: list[str]) -> int:
+    name, flags = _task_and_flags("floor", words)
+    extra = [("json", Annotated[bool, _help("print one JSON object")], field(default=False))]
+    asked = _parse("floor", name, flags, extra, None)
+    config = _as_config(name, asked.task, None)
+    from stochflow.runs import experiment
+
+    found = experiment.floor_of(config)
+    if asked.json:
+        print(json.dumps(found))
+    else:
+        floor_table(found)
+    return 0
+
+
+def _report(words: list[str]) -> int:
+    asked = tyro.cli(Report, args=words, prog="stochflow report")
+    from stochflow.look.report import report_command
+
+    return report_command(asked.runs, asked.out)
+
+
+def _compare(words: list[str]) -> int:
+    asked = tyro.cli(Compare, args=words, prog="stochflow compare")
+    from stochflow.look.compare import compare_command
+
+    return compare_command(asked.runs, asked.out, asked.json)
+
+
+def _watch(words: list[str]) -> int:
+    asked = tyro.cli(Watch, args=words, prog="stochflow watch")
+    from stochflow.look.watch import watch_command
+
+    return watch_command(asked.run, asked.port, asked.every)
+
+
+def _tell(show: Progress, look: Any, out: Path) -> None:
+    """A forecast trains several times over: each time is named, and has the progress line of a run."""
+    if show.quiet:
+        return
+    if show.path is None:
+        show.start(out, 0, look.steps)
+    if look.step == 0:
+        show.begun, show.spoken = time.monotonic(), False
+        print(look.stage, flush=True) if show.bar is None else show.bar.console.print(
+            look.stage, markup=False, highlight=False
+        )
+        return
+    if show.bar is not None:
+        show.bar.update(show.row, total=look.steps)
+    show.update({"step": look.step, "loss": look.loss}, look.steps)
+
+
+def _forecast(words: list[str]) -> int:
+    fields = [
+        (
+            "data",
+            Annotated[str, tyro.conf.Positional, _help("CSV of unique_id, ds, y, or a shipped series")],
+            field(default="co2"),
+        ),
+        ("settings", Forecast, field(default=Forecast())),
+        ("out", Annotated[Path, _help("folder to write; it must not exist yet")], field(default=Path("forecast"))),
+        ("quiet", Annotated[bool, _help("say only the final figures")], field(default=False)),
+    ]
+    made = dataclasses.make_dataclass("forecast", fields, frozen=True)
+    made.__doc__ = inspect.getdoc(Forecast)
+    asked: Any = tyro.cli(made, args=words, prog="stochflow forecast", config=(tyro.conf.OmitArgPrefixes,))
+    asked.settings.check()
+    from stochflow.forecast import forecast_command
+
+    show = Progress(asked.quiet)
+    with show:
+        done = forecast_command(asked.settings, asked.data, asked.out, lambda look: _tell(show, look, asked.out))
+    print(done.summary if asked.quiet else "\n" + done.summary)
+    print("\nwritten:")
+    for file in done.files:
+        print(f"  {file}")
+    return 0
+
+
+def _tasks(words: list[str]) -> int:
+    if words and words[0] in ("-h", "--help"):
+        print("usage: stochflow tasks\n\nList the tasks and the objectives.")
+        return 0
+    if words:
+        raise UserError(f'`stochflow tasks` takes nothing, but was given "{words[0]}"')
+    print("tasks (stochflow train TASK)")
+    for name, task in TASKS.items():
+        print(f"  {name:<12} {_one_line(task)}")
+    print("  MODULE:FUNC  a function of your own that returns a Task; its keyword parameters become flags")
+    print("\nobjectives (--objective)")
+    for name, text in OBJECTIVES.items():
+        print(f"  {name:<12} {text}")
+    return 0

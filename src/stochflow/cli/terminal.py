@@ -1,0 +1,180 @@
+"""What the terminal shows: one progress line, the final table, one sentence for a mistake. Only `cli` uses it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def complain(sentence: str) -> None:
+    print(f"stochflow: {sentence}", file=sys.stderr)
+
+
+class Progress:
+    """One live line on a terminal, a plain line at every evaluation otherwise, nothing when quiet."""
+
+    def __init__(self, quiet: bool, track: str = "none"):
+        self.quiet, self.track = quiet, track
+        self.tracker: Any = None
+        self.path: Path | None = None
+        self.told: set[str] = set()  # diagnostics that have been told
+        self.bar: Any = None  # rich's, on a terminal
+        self.row: Any = None
+        self.tv: float | None = None  # the last one measured
+        self.begun, self.first = time.monotonic(), 0
+        self.spoken = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+        if self.tracker is not None:
+            self.tracker.close()
+            self.tracker = None
+
+    def start(self, path: Path, step: int, steps: int) -> None:
+        self.path = path
+        if self.track != "none":
+            from stochflow.runs.folder import Run
+            from stochflow.runs.tracking import open_tracker
+
+            self.tracker = open_tracker(self.track, path, Run.open(path).config.to_dict())
+        if self.quiet:
+            return
+        print(f"run folder: {path}", flush=True)
+        self.begun, self.first = time.monotonic(), step
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(BarColumn(bar_width=24), TextColumn("{task.description}"))
+            self.row = self.bar.add_task("starting", total=steps, completed=step)
+            self.bar.start()
+
+    def update(self, record: dict[str, Any], steps: int) -> None:
+        if self.tracker is not None:
+            self.tracker(record)
+        if self.quiet:
+            return
+        step = record["step"]
+        fresh = record.get("tv") is not None
+        self.tv = record["tv"] if fresh else self.tv
+        parts = [f"step {step}/{steps}", f"loss {number(record.get('loss'))}"]
+        parts += [] if self.tv is None else [f"TV {number(self.tv)}"]
+        if self.spoken:
+            rate = (step - self.first) / max(time.monotonic() - self.begun, 1e-9)
+            left = (steps - step) / max(rate, 1e-9)
+            parts += [
+                f"{rate:.0f} it/s" if rate >= 10 else f"{rate:.2g} it/s",
+                f"{int(left) // 60}:{int(left) % 60:02d} left",
+            ]
+        else:  # among the first steps are those that compile and record: they say nothing of the others
+            self.begun, self.first = time.monotonic(), step
+        line = "  ".join(parts)
+        if self.bar is not None:
+            self.bar.update(self.row, completed=step, description=line)
+        elif fresh or "elbo" in record or step == steps or not self.spoken:
+            print(line, flush=True)  # the first line at once: a minute of silence looks like a hang
+        self.spoken = True
+        if fresh or "elbo" in record:
+            self._health()
+
+    def _health(self) -> None:
+        """Tell each diagnostic once, at the look where it first fires."""
+        from stochflow.look.report import RunFiles
+
+        assert self.path is not None
+        for finding in RunFiles.read(self.path).health():
+            if finding.name not in self.told:
+                self.told.add(finding.name)
+                print(finding, flush=True) if self.bar is None else self.bar.console.print(str(finding), markup=False)
+
+
+SHOWN = {  # the final table: key -> what it says
+    "tv": "TV to the target",
+    "floor_tv": "best achievable TV",
+    "excess_tv": "excess over the best",
+    "naive_tv": "TV of a perfect sampler that ignores the noise",
+    "limit_tv": "TV this objective converges to",
+    "floor_tv_reverse_kl": "TV of the reverse-KL optimum",
+    "kl_target_model": "KL(target || learned)",
+    "kl_model_target": "KL(learned || target)",
+    "log_z_error": "error of log Z",
+    "elbo": "ELBO (lower bound of log Z)",
+    "eubo": "EUBO (upper bound of log Z)",
+    "spearman": "rank correlation of probability and reward",
+    "dynamics_tv": "error of the learned noise (TV)",
+    "modes": "modes found",
+    "expected_modes": "modes expected",
+    "sample_score": "mean score",
+    "top_score": "mean of the 100 best scores",
+}
+
+
+def number(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e5:
+        return str(int(value))
+    return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
+
+
+def table(found: dict[str, Any]) -> None:
+    rows = []
+    for key, text in SHOWN.items():
+        if found.get(key) is None:
+            continue
+        value = number(found[key])
+        if found.get(f"{key}_low") is not None:
+            value += f"  [{number(found[f'{key}_low'])}, {number(found[f'{key}_high'])}]"
+        note = {
+            "floor_tv": found.get("floor_kind"),
+            "modes": f"of {found.get('modes_all')} in {found.get('samples')} samples",
+        }.get(key)
+        rows.append(f"  {text:<48} {value}{f'  ({note})' if note else ''}")
+    if found.get("floor_tv") is None and found.get("floor_reason"):
+        rows.append(f"  {'best achievable TV':<48} -  ({found['floor_reason']})")
+    print("\n".join(rows))
+
+
+def floor_table(found: dict[str, Any]) -> None:
+    columns = ("tv", "l1", "kl_target_model", "kl_model_target")
+    print(f"  {'':<34}" + "".join(f"{c:>17}" for c in columns))
+    kind = f"best achievable ({found['floor_kind']})" if found.get("floor_kind") else "best achievable"
+    laws = [
+        (kind, found),
+        ("reverse-KL optimum", found.get("reverse_kl")),
+        ("ignoring the noise (naive)", found.get("naive")),
+    ]
+    for name, row in laws:
+        if row is not None:
+            print(f"  {name:<34}" + "".join(f"{number(row.get(c)):>17}" for c in columns))
+    if found.get("floor_reason"):
+        print(f"\nThe best achievable law is not known here: {found['floor_reason']}.")
+
+
+def closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path) -> None:
+    from stochflow.runs import experiment
+
+    if quiet:
+        keys = ("tv", "floor_tv", "excess_tv", "elbo")
+        print("  ".join([f"{k} {number(summary[k])}" for k in keys if summary.get(k) is not None] + [f"run {path}"]))
+        return
+    print()
+    table(summary)
+    print("\n" + experiment.verdict(summary))
+    from stochflow.look.report import write_report
+
+    print("\nwritten:")
+    for file in [*files, write_report([path])]:
+        print(f"  {file}")

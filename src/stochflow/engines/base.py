@@ -1,0 +1,165 @@
+"""What an engine is: the operations of a training iteration, what it supports, and why it refuses.
+
+    walk       rollouts of the policy; a traced one also keeps what the network computed at each state
+    gradient   the objective's gradient, from a traced walk or (eager) from any batch
+    noise      what a model of the noise says of a batch, and its gradient
+    update     clipping, Adam and the averages on the flat block of parameters
+    many       several whole iterations in one call, where nothing has to be asked in between
+
+An engine refuses an operation with a reason in words; `choose` collects them. Shapes as in `types`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import Tensor
+
+from stochflow.types import Explore, Task, Trajectories
+
+if TYPE_CHECKING:
+    from stochflow.engines.flat import FlatParameters
+    from stochflow.learn.objectives import Objective
+    from stochflow.learn.rollout import Steps
+    from stochflow.nets.policy import Policy
+    from stochflow.noise.dynamics import Dynamics
+
+
+class Request(NamedTuple):
+    """A walk that is asked for."""
+
+    task: Task
+    policy: Policy
+    batch: int  # trajectories per seed
+    explore: Explore = None  # probability of a uniform legal action
+    temper: Tensor | float | None = None  # flattens the policy, pi^(1/temper)
+    row: Tensor | None = None  # [S, B] context rows
+    steps: Steps | None = None  # the parts of a step by torch.compile
+    trace: Trace | None = None  # keep a trace; an older one, whose memory may be used again
+    key: Tensor | None = None  # [1] and
+    step: Tensor | None = None  # 0-D: where a GPU kernel draws its random numbers from, instead of torch's generator
+
+
+class Trace:
+    """What the network computed at each state of a walk. It holds until the weights change or its memory is used again;
+    `use` is an error after that, never a wrong gradient."""
+
+    def __init__(self, weights: FlatParameters):
+        self.weights, self.version, self.stale = weights, -1, True
+        self.final: Tensor  # [S, B] the numbers of the last states, where the environment numbers states
+
+    def begin(self) -> None:
+        """A new walk is written into it, with the weights as they are."""
+        self.version, self.stale = self.weights.version, False
+
+    def use(self) -> None:
+        if self.stale or self.version != self.weights.version:
+            raise RuntimeError("this trace is of a walk before the weights changed or before a later walk: walk again")
+
+
+class Walk(NamedTuple):
+    """Trajectories and, in the same value, the trace they came with (None: none was kept)."""
+
+    trajectories: Trajectories
+    trace: Trace | None = None
+
+
+class Rewards(NamedTuple):
+    """Log-rewards of a batch [S, B] or, `by_number`, of all states of the environment [N]."""
+
+    log: Tensor
+    by_number: bool
+
+
+class Residuals(NamedTuple):
+    """What is found on the way to a gradient; numba overwrites it with the next."""
+
+    loss: Tensor  # [S] where autograd was used; [S, B], a trajectory's part, elsewhere: their mean is the loss
+    log_z_estimate: Tensor  # [S, B] log R - sum of (log p(move) - log P_B)
+    entropy: Tensor | None = None  # [S, B] of the policy, summed over the steps; None: not asked for
+    log_flow: Tensor | None = None  # [S, 1] of the first state as learned, log Z; None: not asked for
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one iteration consists of."""
+
+    task: Task
+    policy: Policy
+    dynamics: Dynamics
+    objective: Objective
+    batch: int  # fresh trajectories per seed
+    weights: FlatParameters
+    noise_weights: FlatParameters | None
+    compiled: bool = False  # by torch.compile
+    plain_source: str = ""  # why batches are not fresh rollouts of this policy alone; "": they are
+    worth: Tensor | None = None  # [2, N] scores and log-rewards of all states, where they are known beforehand
+
+
+class Support(NamedTuple):
+    """What an engine covers, as `stochflow doctor` prints it."""
+
+    worlds: str
+    channels: str
+    nets: str
+    objectives: str
+    noise_models: str
+    limits: str
+
+
+class Engine(Protocol):
+    """`why_not_...` answers with the unmet row of the support table in words; None: it fits."""
+
+    name: str
+    support: Support
+
+    def unavailable(self) -> str | None:
+        """Why it cannot be had on this machine at all."""
+
+    def why_not_walk(self, request: Request) -> str | None: ...
+    def why_not_gradient(self, job: Job) -> str | None: ...
+    def why_not_noise(self, dynamics: Dynamics) -> str | None: ...
+    def why_not_update(self, flat: FlatParameters) -> str | None: ...
+    def why_not_many(self, job: Job) -> str | None: ...
+
+    def walk(self, request: Request) -> Walk: ...
+    def new_trace(self, job: Job) -> Trace:
+        """An empty trace for walks of this job's policy, to be given with a request."""
+
+    def gradient(self, job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
+        """The gradient of each seed's loss into `job.weights`; `log_k` [T, S, B, M] = log P(the realised move | each action),
+        None: what is intended happens."""
+
+    def arrivals(self, dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:
+        """log P(the realised move | each action) [T, S, B, M] by the averaged model; anything where no move was made."""
+
+    def learn_noise(self, dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:
+        """The gradient of each seed's `Dynamics.loss` into `flat`; the loss [S]."""
+
+    def update(self, flat: FlatParameters, step: Tensor, ends: bool) -> Tensor:
+        """One clipped Adam step and the averages; where it `ends` an iteration, `step` is counted. The norms before clipping [S]."""
+
+    def many(self, job: Job, schedule: Schedule, most: int) -> int:
+        """At most so many iterations at once; how many were made (0: not yet, or not here)."""
+
+
+class Schedule(NamedTuple):
+    """What iterations in one call have to know of the trainer."""
+
+    done: float  # iterations before these
+    explore: Explore
+    trace: Trace
+
+
+class Compile(Exception):
+    """A kernel does not compile; the compiler's own words."""
+
+
+def first(*reasons: str | None) -> str | None:
+    """The first reason there is."""
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def unless(fits: bool, reason: str) -> str | None:
+    return None if fits else reason

@@ -1,0 +1,112 @@
+"""Which engine does which operation: the fastest that fits, with the reasons of those that do not."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any, Literal, NamedTuple, get_args
+
+from stochflow.engines.base import Compile, Engine, Job, Request, Walk, first
+from stochflow.engines.eager import Eager
+from stochflow.errors import UserError, did_you_mean
+
+log = logging.getLogger("stochflow")
+Word = Literal["auto", "eager", "numba", "cuda"]
+OPERATIONS = ("walk", "gradient", "noise", "update", "many")
+
+
+@cache
+def engines() -> dict[str, Engine]:
+    """All of them, the fastest first. (Modules of an engine that is not available are not imported.)"""
+    from stochflow.engines.cuda.engine import Cuda
+    from stochflow.engines.numba.engine import Numba
+
+    return {"cuda": Cuda(), "numba": Numba(), "eager": Eager()}
+
+
+class Chosen(NamedTuple):
+    """The engine of each operation, and for each why the faster ones were not taken."""
+
+    walk: Engine
+    gradient: Engine
+    noise: Engine
+    update: Engine
+    many: Engine | None
+    reasons: dict[str, list[str]]
+
+    def describe(self) -> dict[str, Any]:
+        """As it stands in environment.json."""
+        names = {op: getattr(self, op).name if getattr(self, op) is not None else "none" for op in OPERATIONS}
+        return {"engine": self.gradient.name, "operations": names, "reasons": self.reasons}
+
+    def sentence(self) -> str:
+        """One line: "engine: eager, because numba does not cover ..."."""
+        own = [r for r in self.reasons["gradient"] if not r.startswith(UNAVAILABLE)]
+        return f"engine: {self.gradient.name}" + (
+            f", because {own[-1]}" if own and self.gradient.name == "eager" else ""
+        )
+
+
+UNAVAILABLE = "unavailable: "
+
+
+def choose(job: Job, word: Word = "auto") -> Chosen:
+    """The fastest engine that fits, per operation; a gradient without autograd also needs its own engine's walk.
+    An engine that is asked for by name must do the walk and the gradient, or it is an error with the reason."""
+    if word not in get_args(Word):
+        raise UserError(
+            f"--engine {word}: there is no such engine{did_you_mean(word, get_args(Word))}; take one of {', '.join(get_args(Word))}"
+        )
+    request = Request(job.task, job.policy, job.batch)
+    candidates = [e for name, e in engines().items() if word in ("auto", name) or name == "eager"]
+    reasons: dict[str, list[str]] = {op: [] for op in OPERATIONS}
+
+    def take(operation: str, why_not: Any) -> Engine:
+        for engine in candidates:
+            reason = _asked(engine, operation, why_not)
+            if reason is None:
+                return engine
+            reasons[operation].append(reason)
+        raise AssertionError("eager covers everything")
+
+    gradient = take("gradient", lambda e: first(e.why_not_walk(request), e.why_not_gradient(job)))
+    walk = gradient if gradient.name != "eager" else take("walk", lambda e: e.why_not_walk(request))
+    if word not in ("auto", gradient.name):
+        raise UserError(
+            f"--engine {word} was asked for, but {reasons['gradient'][0].removeprefix(UNAVAILABLE)}: take --engine auto"
+        )
+    noise = take("noise", lambda e: e.why_not_noise(job.dynamics))
+    update = gradient if gradient.name != "eager" else take("update", lambda e: e.why_not_update(job.weights))
+    many = take("many", lambda e: None if e.name == "eager" else first(e.why_not_many(job), _same(e, gradient)))
+    return Chosen(walk, gradient, noise, update, None if many.name == "eager" else many, reasons)
+
+
+def _same(engine: Engine, gradient: Engine) -> str | None:
+    return None if engine is gradient else f"{engine.name} does not take the gradient"
+
+
+def _asked(engine: Engine, operation: str, why_not: Any) -> str | None:
+    """Why an engine does not do it. A kernel that does not compile is reported once, in the compiler's words."""
+    missing = engine.unavailable()
+    if missing is not None:
+        return f"{UNAVAILABLE}{missing}"
+    try:
+        return why_not(engine)
+    except Compile as error:
+        _report(engine.name, str(error))
+        return f"{engine.name}'s {operation} does not compile: {str(error).splitlines()[0] if str(error) else 'no message'}"
+
+
+@cache
+def _report(name: str, message: str) -> None:
+    log.warning("a kernel of the engine %s does not compile, so that the next engine is used:\n%s", name, message)
+
+
+def walk(request: Request, word: Word = "auto") -> Walk:
+    """A walk by the fastest engine that can do it, for looks and samples."""
+    for name, engine in engines().items():
+        if (word == "auto" or name in (word, "eager")) and _asked(
+            engine, "walk", lambda e: e.why_not_walk(request)
+        ) is None:
+            return engine.walk(request)
+    raise AssertionError("eager walks everywhere")

@@ -1,0 +1,1 @@
+"""GPU kernels: walk, gradient, noise model, update; compiled by NVRTC where they run."""

@@ -1,0 +1,431 @@
+"""From the long frame people use (`unique_id`, `ds`, `y`, further columns) to `Track`s, and every way that can go wrong.
+
+pandas is imported where it is used. A message names the line of the file (or the row of the frame) and the column.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stochflow.errors import UserError, did_you_mean
+from stochflow.worlds.series import Track
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ID, STAMP, VALUE = "unique_id", "ds", "y"
+SHIPPED = ("co2", "co2_weekly", "air_passengers", "sea_temperature", "seattle_weather")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What was learned of the frame at `fit`; the frame of `predict` is read by it."""
+
+    freq: Any  # a pandas offset, or an int for integer stamps
+    anchor: Any  # the stamp that is time 0
+    season: int
+    periods: tuple[float, ...]  # seasons whose phase is shown to the network
+    ids: tuple[str, ...]
+    real: tuple[str, ...] = ()
+    categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    static: dict[str, tuple[float, float]] = field(default_factory=dict)  # mean and spread over the series
+    static_categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(len(v) + 1 for v in self.categories.values())
+
+    @property
+    def static_sizes(self) -> tuple[int, ...]:
+        own = (len(self.ids) + 1,) if len(self.ids) > 1 else ()
+        return own + tuple(len(v) + 1 for v in self.static_categories.values())
+
+    def after(self, stamp: Any, steps: int) -> list[Any]:
+        """The stamps that follow one, whole steps later: the first of the month after a first, the 15th or so after a 15th."""
+        if isinstance(self.freq, int) or self.freq.is_on_offset(stamp):
+            return [stamp + self.freq * k for k in range(1, steps + 1)]
+        grid = [self.freq.rollback(stamp) + self.freq * k for k in range(steps + 2)]
+        share = (stamp - grid[0]) / (grid[1] - grid[0])  # of a step: what `_time` interpolates
+        return [(a + share * (b - a)).round("s") for a, b in pairwise(grid[1:])]
+
+
+def need_pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise UserError(
+            "forecasting reads tables with pandas, which is not installed: pip install 'stochflow[forecast]'"
+        ) from None
+    return pandas
+
+
+def shipped(name: str) -> pd.DataFrame:
+    """A series that ships with the package, as a long frame; data/series/README.md says where each comes from."""
+    if name not in SHIPPED:
+        raise UserError(
+            f"there is no series {name!r}{did_you_mean(name, SHIPPED)}: {', '.join(SHIPPED)} ship with the package"
+        )
+    from importlib.resources import as_file, files
+
+    with as_file(files("stochflow.scores.data") / "series" / f"{name}.csv") as path:
+        return read_csv(path)
+
+
+def read_csv(path: str | Path) -> pd.DataFrame:
+    """The file as text, so that what is not a number can be named."""
+    pandas = need_pandas()
+    if not os.path.isfile(path):
+        raise UserError(
+            f"there is no file {str(path)!r}{did_you_mean(os.path.basename(path), SHIPPED)}: give the path of a CSV file with the columns "
+            f"{ID}, {STAMP} and {VALUE}, or the name of a series that ships with the package ({', '.join(SHIPPED)})"
+        )
+    try:
+        found = pandas.read_csv(path, dtype=str, skipinitialspace=True)
+    except (ValueError, UnicodeDecodeError, OSError) as problem:
+        raise UserError(
+            f"{path} cannot be read as a CSV file ({problem}): give one with the columns {ID}, {STAMP} and {VALUE}"
+        ) from None
+    found.attrs["lines"] = True  # rows are told as lines of the file
+    return found
+
+
+def read(
+    frame: Any, freq: str = "", gaps: str = "error", season: int = 0, until: Any = None, schema: Schema | None = None
+) -> tuple[Schema, list[Track], list[list[Any]]]:
+    """(schema, tracks, stamps of each track) of a long frame; rows after the stamp `until` are dropped before anything is looked at."""
+    pandas = need_pandas()
+    if not isinstance(frame, pandas.DataFrame):
+        raise UserError(
+            f"a forecast is made from a pandas DataFrame with the columns {ID}, {STAMP}, {VALUE}, but was given {type(frame).__name__}"
+        )
+    lines = bool(frame.attrs.get("lines"))
+
+    def where(i: Any) -> str:
+        return f"line {int(i) + 2}" if lines else f"row {i}"
+
+    for column in (STAMP, VALUE):
+        if column not in frame.columns:
+            raise UserError(
+                f"the column {column!r} is missing{did_you_mean(column, map(str, frame.columns))}: a series needs {STAMP} and {VALUE}"
+            )
+    table = frame.copy()
+    if ID not in table.columns:
+        table[ID] = "series"
+    table[ID] = table[ID].astype(str)
+    numbered = (schema is not None and isinstance(schema.freq, int)) or freq.isdigit()
+    table[STAMP] = _stamps(
+        pandas, table[STAMP], where, numbered or (not freq and schema is None and _whole(pandas, table[STAMP]))
+    )
+    if until is not None:
+        limit = until if pandas.api.types.is_integer_dtype(table[STAMP]) else pandas.Timestamp(until)
+        table = table[table[STAMP] <= limit]
+    if not len(table):
+        raise UserError(
+            "the table holds no rows to learn from"
+            + ("" if until is None else f" up to {until}")
+            + ": give at least one series"
+        )
+    table[VALUE] = _numbers(pandas, table[VALUE], VALUE, where)
+    _no_infinity(table[VALUE], where)
+    if gaps == "error" and table[VALUE].isna().any():
+        first = table.index[table[VALUE].isna()][0]
+        raise UserError(
+            f"{where(first)}, column {VALUE}: the value is missing; fill it, or let it be masked with --gaps allow"
+        )
+    double = table.duplicated([ID, STAMP], keep=False)
+    if double.any():
+        same = table[double].sort_values([ID, STAMP]).iloc[:2]
+        raise UserError(
+            f"series {same.iloc[0][ID]!r} has the stamp {same.iloc[0][STAMP]} twice ({where(same.index[0])} and {where(same.index[1])}): keep one"
+        )
+    table = table.sort_values([ID, STAMP], kind="stable")
+    groups = dict(tuple(table.groupby(ID, sort=False)))
+    if schema is None:
+        schema = _learn(pandas, table, groups, freq, season, where)
+    tracks, stamps = [], []
+    for name, group in groups.items():
+        if gaps == "error":
+            _regular(pandas, name, group[STAMP], schema.freq, where)
+        tracks.append(_track(pandas, name, group, schema, where))
+        stamps.append(list(group[STAMP]))
+    return schema, tracks, stamps
+
+
+# columns ------------------------------------------------------------------------------------------------------------
+
+
+def _whole(pandas: Any, column: Any) -> bool:
+    """Short whole numbers (years, counters) are stamps by themselves; eight digits are a date."""
+    text = column.dropna().astype(str)
+    return bool(len(text)) and bool(text.str.fullmatch(r"-?\d{1,6}").all())
+
+
+def _stamps(pandas: Any, column: Any, where: Callable[[Any], str], numbered: bool) -> Any:
+    if column.isna().any():
+        raise UserError(
+            f"{where(column.index[column.isna()][0])}, column {STAMP}: the time stamp is missing: fill it or drop the row"
+        )
+    if numbered:
+        made = pandas.to_numeric(column, errors="coerce")
+        wrong = made.isna() | (made % 1 != 0)
+        if wrong.any():
+            first = column.index[wrong][0]
+            raise UserError(
+                f"{where(first)}, column {STAMP}: {column[first]!r} is not a whole number, as the other stamps are: mend it"
+            )
+        return made.astype("int64")
+    if pandas.api.types.is_numeric_dtype(column):
+        raise UserError(
+            f"the column {STAMP} holds numbers, but --freq is not one: give --freq 1 for integer stamps, or dates in {STAMP}"
+        )
+    made = (
+        pandas.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
+        if column.dtype != "datetime64[ns]"
+        else column
+    )
+    if made.isna().any():
+        made = pandas.to_datetime(column, errors="coerce", utc=True)
+    if made.isna().any():
+        first = column.index[made.isna()][0]
+        raise UserError(
+            f"{where(first)}, column {STAMP}: {column[first]!r} is not a date: write dates as 2020-01-31 or 2020-01-31 13:00"
+        )
+    return made.dt.tz_localize(None)
+
+
+def _numbers(pandas: Any, column: Any, name: str, where: Callable[[Any], str]) -> Any:
+    made = pandas.to_numeric(column, errors="coerce")
+    wrong = made.isna() & column.notna()
+    if wrong.any():
+        first = column.index[wrong][0]
+        raise UserError(
+            f"{where(first)}, column {name}: {column[first]!r} is not a number: mend it, or leave it empty if it is missing"
+        )
+    return made.astype("float64")
+
+
+def _no_infinity(column: Any, where: Callable[[Any], str]) -> None:
+    wrong = np.isinf(column.to_numpy())
+    if wrong.any():
+        raise UserError(
+            f"{where(column.index[wrong][0])}, column {column.name}: the value is infinite: give finite numbers"
+        )
+
+
+def _is_number(pandas: Any, column: Any) -> bool:
+    return not bool((pandas.to_numeric(column, errors="coerce").isna() & column.notna()).any())
+
+
+def _learn(
+    pandas: Any, table: Any, groups: dict[str, Any], freq: str, season: int, where: Callable[[Any], str]
+) -> Schema:
+    """Frequency, season, and what the further columns are: numbers, words, and those that never change within a series."""
+    step = _frequency(pandas, groups, freq)
+    found, periods = _seasons(pandas, step)
+    real: list[str] = []
+    static: dict[str, tuple[float, float]] = {}
+    categories: dict[str, tuple[str, ...]] = {}
+    static_categories: dict[str, tuple[str, ...]] = {}
+    for name in table.columns:
+        if name in (ID, STAMP, VALUE):
+            continue
+        column = table[name]
+        if not column.notna().any():
+            raise UserError(f"the column {name!r} is empty: drop it")
+        fixed = bool((table.groupby(ID)[name].nunique(dropna=False) <= 1).all())
+        if fixed and len(groups) == 1:
+            continue  # a constant tells nothing
+        if _is_number(pandas, column) and fixed:
+            each = _numbers(pandas, table.groupby(ID)[name].first(), name, where)
+            static[name] = (float(each.mean()), float(each.std(ddof=0)) or 1.0)
+        elif _is_number(pandas, column):
+            real.append(name)
+        else:
+            (static_categories if fixed else categories)[name] = tuple(sorted(set(column.dropna().astype(str))))
+    first = table[STAMP].min()
+    anchor = int(first) if isinstance(step, int) else _grid_start(pandas, first, step)
+    ids = tuple(groups)
+    every = (float(season), *periods[1:]) if season else periods
+    return Schema(step, anchor, season or found, every, ids, tuple(real), categories, static, static_categories)
+
+
+def _track(pandas: Any, name: str, group: Any, schema: Schema, where: Callable[[Any], str]) -> Track:
+    missing = [
+        c
+        for c in (*schema.real, *schema.categories, *schema.static, *schema.static_categories)
+        if c not in group.columns
+    ]
+    if missing:
+        raise UserError(f"the column {missing[0]!r} was there at fit and is missing now: give the same columns")
+    count = len(group)
+
+    def numbers(columns: tuple[str, ...]) -> np.ndarray:
+        for c in columns:
+            _no_infinity(_numbers(pandas, group[c], c, where), where)
+        made = [_numbers(pandas, group[c], c, where).to_numpy() for c in columns]
+        return np.stack(made, 1) if made else np.zeros((count, 0))
+
+    def words(columns: dict[str, tuple[str, ...]]) -> np.ndarray:
+        made = []
+        for c, known in columns.items():
+            code = {word: i for i, word in enumerate(known, 1)}
+            made.append(
+                np.array([code.get(str(v), 0) if v is not None and v == v else 0 for v in group[c]], dtype=np.int64)
+            )
+        return np.stack(made, 1) if made else np.zeros((count, 0), dtype=np.int64)
+
+    mean, spread = (np.array([pair[i] for pair in schema.static.values()]) for i in (0, 1))
+    code = {word: i for i, word in enumerate(schema.ids, 1)}
+    own = np.array([code.get(name, 0)] if len(schema.ids) > 1 else [], dtype=np.int64)
+    return Track(
+        name,
+        _time(pandas, group[STAMP], schema),
+        group[VALUE].to_numpy(),
+        numbers(schema.real),
+        words(schema.categories),
+        np.nan_to_num((numbers(tuple(schema.static))[0] - mean) / spread),
+        np.concatenate([own, words(schema.static_categories)[0]]),
+    )
+
+
+# time ---------------------------------------------------------------------------------------------------------------
+
+
+def _frequency(pandas: Any, groups: dict[str, Any], freq: str) -> Any:
+    if freq.isdigit():
+        if int(freq) < 1:
+            raise UserError(f"--freq is {freq}, but integer stamps are at least 1 apart")
+        return int(freq)
+    if freq:
+        try:
+            return pandas.tseries.frequencies.to_offset(freq)
+        except ValueError:
+            raise UserError(
+                f"--freq {freq!r} is no frequency that pandas knows: MS, W, D, h, 30min and the like, or a whole number"
+            ) from None
+    found: dict[str, tuple[str, Any]] = {}
+    for name, group in groups.items():
+        guess = _guess(pandas, group[STAMP])
+        if guess is None:
+            raise UserError(
+                f"the frequency of series {name!r} cannot be told from its {len(group)} stamps: say it with --freq"
+            )
+        found.setdefault(str(guess), (name, guess))
+    if len(found) > 1:
+        (one, (a, _)), (two, (b, _)) = list(found.items())[:2]
+        raise UserError(
+            f"the series have mixed frequencies ({a!r} has {one}, {b!r} has {two}): forecast them one frequency at a time"
+        )
+    return next(iter(found.values()))[1]
+
+
+def _guess(pandas: Any, stamps: Any) -> Any:
+    """The frequency of the first few stamps that have one."""
+    if pandas.api.types.is_integer_dtype(stamps):
+        return int(np.diff(stamps.to_numpy()).min()) if len(stamps) > 1 else None
+    values = pandas.DatetimeIndex(stamps)
+    for length in (len(values), 6, 4):
+        for start in range(max(1, min(len(values) - length + 1, 50))):
+            part = values[start : start + length]
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore"
+                )  # pandas announces that a later version answers with an offset: both will do
+                word = pandas.infer_freq(part) if len(part) >= 3 else None
+            if word is not None:
+                return pandas.tseries.frequencies.to_offset(word)
+    return None
+
+
+def _regular(pandas: Any, name: str, stamps: Any, freq: Any, where: Callable[[Any], str]) -> None:
+    """Every stamp follows the one before by one step."""
+    values = list(stamps)
+    if not isinstance(freq, int) and not freq.is_on_offset(values[0]):
+        raise UserError(
+            f"series {name!r} begins at {values[0]} ({where(stamps.index[0])}), which is not on the frequency {freq.freqstr}: "
+            "correct --freq, or take irregular stamps with --gaps allow"
+        )
+    for i in range(1, len(values)):
+        due = values[i - 1] + freq
+        if values[i] == due:
+            continue
+        here = where(stamps.index[i])
+        if values[i] > due and (isinstance(freq, int) or _on_grid(pandas, values[i - 1], values[i], freq)):
+            raise UserError(
+                f"series {name!r} has no stamp {due}: after {values[i - 1]} comes {values[i]} ({here}); fill the gap, or mask it with --gaps allow"
+            )
+        shown = freq if isinstance(freq, int) else freq.freqstr
+        raise UserError(
+            f"series {name!r} has mixed frequencies: after {values[i - 1]} comes {values[i]} ({here}), which is not a step of {shown}; "
+            "correct --freq, or take irregular stamps with --gaps allow"
+        )
+
+
+def _on_grid(pandas: Any, start: Any, stamp: Any, freq: Any) -> bool:
+    return bool(stamp in pandas.date_range(start, stamp, freq=freq))
+
+
+def _grid_start(pandas: Any, first: Any, freq: Any) -> Any:
+    return first if freq.is_on_offset(first) else freq.rollback(first)
+
+
+def _time(pandas: Any, stamps: Any, schema: Schema) -> np.ndarray:
+    """Stamps in steps of the frequency since the anchor; between two steps by interpolation."""
+    if isinstance(schema.freq, int):
+        return (stamps.to_numpy() - schema.anchor) / schema.freq
+    seconds = stamps.to_numpy().astype("datetime64[s]").astype(np.float64)
+    first = np.datetime64(schema.anchor, "s").astype(np.float64)
+    step = _tick_seconds(pandas, schema.freq)
+    if step is not None:
+        return (seconds - first) / step
+    grid = pandas.date_range(
+        min(schema.anchor, schema.freq.rollback(stamps.min())), stamps.max() + schema.freq, freq=schema.freq
+    )
+    place = grid.to_numpy().astype("datetime64[s]").astype(np.float64)
+    origin = float(np.interp(first, place, np.arange(len(place))))
+    return np.interp(seconds, place, np.arange(len(place))) - origin
+
+
+def _tick_seconds(pandas: Any, freq: Any) -> float | None:
+    """The length of a step, where all steps are equally long."""
+    try:
+        return float(pandas.Timedelta(freq).total_seconds())
+    except ValueError:
+        return None
+
+
+def _seasons(pandas: Any, freq: Any) -> tuple[int, tuple[float, ...]]:
+    """The season to lean on, and the periods to show, by the frequency."""
+    if isinstance(freq, int):
+        return 1, ()
+    step = _tick_seconds(pandas, freq)
+    if step is not None:
+        day = 86400 / step
+        if day > 1.5 and abs(day - round(day)) < 1e-6:
+            return round(day), (float(round(day)), 7.0 * round(day))
+        return (7, (7.0, 365.25)) if abs(day - 1) < 1e-6 else (1, (365.25 * day,))
+    code = freq.freqstr.split("-")[0].lstrip("0123456789")
+    base = {
+        "M": 12,
+        "ME": 12,
+        "MS": 12,
+        "BME": 12,
+        "BMS": 12,
+        "Q": 4,
+        "QE": 4,
+        "QS": 4,
+        "BQE": 4,
+        "BQS": 4,
+        "B": 5,
+        "W": 52,
+    }.get(code, 1)
+    season = max(1, base // freq.n)
+    return season, ((365.25 / 7 / freq.n if code == "W" else float(season)),) if season > 1 else ()

@@ -1,0 +1,1 @@
+"""What is true of a policy: exact laws, best achievable laws, metrics, modes, verdicts."""

@@ -1,0 +1,296 @@
+"""How far a policy is from its target: the exact law where the space can be listed, samples where it cannot.
+
+Looking never changes training: everything here draws from a forked random stream. The keys are those of `eval --json`,
+`floor --json` and `metrics.jsonl`; figures of several seeds are their median, with `_low` and `_high` beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochflow.law import floors, metrics
+from stochflow.law.exact import Graph, TargetLaw, exact_law, expected_modes, target_law
+from stochflow.law.task_modes import task_modes
+from stochflow.learn.entropy import entropy_band, entropy_ratio
+from stochflow.learn.evaluate import evaluate
+from stochflow.learn.rollout import backward_rollout, rollout
+from stochflow.noise.dynamics import Dynamics, Known
+from stochflow.scores.oracles import Cached, Host
+from stochflow.types import Task, Trajectories, plain
+from stochflow.worlds.channels import Exact, Neighbour, Slip
+from stochflow.worlds.env import Enumerable
+
+LISTED = 2_000_000  # states up to which the law is exact
+LISTED_SECONDS = 5.0  # what asking a Python oracle about every object may take
+QUICK_PROGRAM = 1_000  # states up to which the linear program of a floor is not felt
+SAMPLES = 2_000  # objects drawn a seed at each look
+GAMMA = 0.5  # of the entropy ratio that is shown
+
+
+@contextmanager
+def forked(seed: int, device: torch.device) -> Iterator[None]:
+    """A random stream of its own; the one outside goes on as if nothing had been drawn."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def is_noisy(task: Task) -> bool:
+    """Whether what is meant and what happens can differ."""
+    channel = task.channel
+    return not (isinstance(channel, Exact) or (isinstance(channel, (Slip, Neighbour)) and channel.alpha == 0))
+
+
+class Yardstick:
+    """What a policy on this task is measured against: target, floor and modes, computed once and when first needed."""
+
+    def __init__(self, task: Task, device: torch.device):
+        self.device = device
+        # a Python oracle is asked about each object once, whoever wants to know
+        self.task = task._replace(oracle=Cached(task.oracle)) if isinstance(task.oracle, Host) else task
+        self.fast = bool(getattr(task.oracle, "on_device", False))
+        self.exact = self._listable()
+
+    def _listable(self) -> bool:
+        env = self.task.env
+        if not isinstance(env, Enumerable) or env.contexts is not None or env.count() > LISTED:
+            return False
+        first = env.initial((1,), torch.zeros(1, dtype=torch.long, device=self.device))
+        if self.task.channel.begin(first) is not None:
+            return False
+        if self.fast:
+            return True
+        states = env.all_states()
+        ends = states[env.complete(states)][:64].to(self.device)
+        begun = time.perf_counter()
+        self.task.oracle(ends)
+        return (time.perf_counter() - begun) / len(ends) * env.count() < LISTED_SECONDS
+
+    @cached_property
+    def graph(self) -> Graph:
+        return Graph(self.task.env, device=self.device)
+
+    @cached_property
+    def target(self) -> TargetLaw:
+        return target_law(self.graph, self.task)
+
+    @cached_property
+    def floor(self) -> floors.Floor:
+        return floors.floor(self.task, self.graph, self.target)
+
+    @cached_property
+    def modes(self) -> Tensor | None:
+        at = task_modes(self.task)
+        return None if at is None else at.to(self.device)
+
+    @property
+    def floor_is_quick(self) -> bool:
+        return self.exact and (not is_noisy(self.task) or self.graph.is_tree or len(self.graph) <= QUICK_PROGRAM)
+
+    def floor_figures(self, objective: str, backward: str) -> dict[str, Any]:
+        """What stands beside every measured law."""
+        if not self.exact:
+            why = "the space is too large to list, or its oracle too slow to ask about all of it"
+            return dict.fromkeys(("floor_tv", "floor_kind", "floor_tv_reverse_kl", "limit_tv", "naive_tv", "log_z")) | {
+                "floor_reason": why
+            }
+        limit = floors.limit_tv(objective, self.floor, backward)
+        return {**self.floor.brief(), "floor_reason": self.floor.reason, "limit_tv": limit}
+
+    @torch.no_grad()
+    def measure(
+        self, policy: Any, dynamics: Dynamics, seed: int, final: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, Any], Trajectories]:
+        """Figures a seed [S], figures of the task, and the sample they were taken from.
+
+        A slow oracle whose space is not listed is asked about the sample only at the end (`final`).
+        """
+        task, env = self.task, self.task.env
+        each: dict[str, Tensor] = {}
+        known: dict[str, Any] = {"samples": SAMPLES}
+        with forked(seed, self.device):
+            traj = rollout(task, policy, SAMPLES)
+            if self.exact or self.fast or final:
+                traj = scored(task, traj)
+                each |= self._from_sample(policy, traj)
+            if is_noisy(task) and not isinstance(dynamics, Known):
+                fit = metrics.dynamics_report(env, dynamics, task.channel, traj)
+                each |= {
+                    "dynamics_nll": fit.nll,
+                    "dynamics_nll_true": fit.nll_true,
+                    "dynamics_tv": fit.kernel_tv,
+                    "dynamics_bound": fit.law_bound,
+                }
+            if self.exact:
+                more, fixed = self._from_law(policy, traj)
+                each |= more
+                known |= fixed
+        return each, known, traj
+
+    def _from_sample(self, policy: Any, traj: Trajectories) -> dict[str, Tensor]:
+        log_w = self._log_weights(policy, traj)
+        terms = evaluate(self.task, policy, Known(self.task.env, self.task.channel), traj, None, frozenset({"entropy"}))
+        band = entropy_band(terms.entropy, terms.choices, traj.alive)
+        log_z, share = by_condition(
+            log_w, traj.states[0, ..., 0] if self.task.env.contexts is not None else torch.zeros_like(log_w).long()
+        )
+        return {
+            "elbo": metrics.elbo(log_w),
+            "log_z_estimate": log_z,
+            "ess": share,
+            "sample_score": traj.score.double().mean(1),
+            "top_score": metrics.top_k_mean(traj.score),
+            "diversity": metrics.diversity(traj.states[-1]),
+            "distinct": metrics.distinct_fraction(traj.states[-1]),
+            "band_high": band.high,
+            "band_low": band.low,
+            "entropy_ratio": entropy_ratio(band.high, band.low, GAMMA),
+        }
+
+    def _log_weights(self, policy: Any, traj: Trajectories) -> Tensor:
+        """With the true channel, whatever the model of it: only then do they bound log Z."""
+        truth = Known(self.task.env, self.task.channel)
+        terms = evaluate(self.task, policy, truth, traj, None, frozenset({"log_move", "log_pb"}))
+        return metrics.log_weights(terms)
+
+    def _from_law(self, policy: Any, traj: Trajectories) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        graph, target = self.graph, self.target
+        law = exact_law(graph, self.task.channel, policy)  # [S, N]
+        ends = graph.terminal
+        wanted = target.target
+        distance = metrics.l1(law, wanted)
+        each = {
+            "tv": distance / 2,
+            "l1": distance,
+            "mean_l1": distance / int(ends.sum()),
+            "kl_target_model": metrics.kl(wanted, law),
+            "kl_model_target": metrics.kl(law, wanted),
+            "jsd": metrics.jsd(law, wanted),
+            "spearman": metrics.spearman(law[:, ends], target.log_reward[ends]),
+            "log_z_error": metrics.log_z_error(self._log_weights(policy, traj), target.log_z),
+        }
+        drawn = torch.multinomial(wanted, policy.num_seeds * SAMPLES, replacement=True)
+        back = backward_rollout(self.task, policy, graph.states[drawn].view(policy.num_seeds, SAMPLES, -1))
+        each["eubo"] = metrics.eubo(self._log_weights(policy, scored(self.task, back)))
+        if self.modes is None:
+            return each, {}
+        hit = [torch.isin(self.modes, found).sum() for found in self.task.env.index(traj.states[-1])]  # type: ignore[attr-defined]
+        each["modes"] = torch.stack(hit).double()
+        each["expected_modes"] = expected_modes(law, self.modes, SAMPLES)
+        return each, {"modes_all": len(self.modes)}
+
+
+def by_condition(log_w: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    """log Z as the weights [S, B] estimate it, and the effective share of the sample; [S], [S].
+
+    Every condition (`row` [S, B]) has a Z of its own, and a mean of all weights would be that of the largest: each is estimated from its
+    own samples, and what is told is their mean over the samples, as the mean log-weight (ELBO) and the learned log Z are.
+    """
+    found = []
+    for weights, rows in zip(log_w.double(), row, strict=True):
+        _, place = rows.unique(return_inverse=True)
+        same = place.unsqueeze(0) == torch.arange(int(place.max()) + 1, device=place.device).unsqueeze(
+            1
+        )  # [conditions, B]
+        each = torch.where(same, weights, -math.inf)
+        count = same.sum(1)
+        total = each.logsumexp(1)
+        effective = (2 * total - (2 * each).logsumexp(1)).exp()  # of each condition's samples
+        found.append(torch.stack([((total - count.log()) * count).sum(), effective.sum()]) / len(weights))
+    made = torch.stack(found)
+    return made[:, 0], made[:, 1]
+
+
+def scored(task: Task, traj: Trajectories) -> Trajectories:
+    """With the oracle's word on what was built."""
+    score = task.oracle(traj.states[-1]).to(traj.score)
+    return Trajectories(traj.states, traj.actions, traj.moves, traj.alive, score, traj.real)
+
+
+def summarise(each: dict[str, Tensor], known: dict[str, Any]) -> dict[str, Any]:
+    """One record of JSON values: medians, and intervals and the single values where there are several seeds."""
+    record: dict[str, Any] = dict(known)
+    if "tv" in each and known.get("floor_tv") is not None:
+        each = each | {"excess_tv": each["tv"] - known["floor_tv"]}  # may be negative, and is never clamped
+    per_seed = {}
+    for key, values in each.items():
+        row = values.double().cpu()
+        found = metrics.interval(row)
+        record[key] = found.median
+        if len(row) > 1:
+            record |= {f"{key}_low": found.low, f"{key}_high": found.high}
+            per_seed[key] = row.tolist()
+    if per_seed:
+        record["seeds"] = per_seed
+    for key in (
+        "tv",
+        "l1",
+        "mean_l1",
+        "kl_target_model",
+        "kl_model_target",
+        "log_z_error",
+        "modes",
+        "expected_modes",
+        "excess_tv",
+    ):
+        record.setdefault(key, None)
+    return plain(record)
+
+
+FAR = 0.02  # excess TV from which a run is told what to try
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """In plain words: how far the learned law is from the target, and, if it is far, what to try."""
+    tv, best, excess = found.get("tv"), found.get("floor_tv"), found.get("excess_tv")
+    if tv is None:
+        low, high = found.get("elbo"), found.get("log_z_estimate")
+        if low is None or high is None:
+            return "The space is too large to list, so the distance to the target is not known exactly."
+        gap = high - low
+        advice = "" if gap < 0.5 else " It is large: try more --steps, a larger --batch, or another --objective."
+        return (
+            f"The space is too large to list, so the distance to the target is not known exactly; the gap between log Z "
+            f"({high:.3f}, estimated) and its lower bound ({low:.3f}) is {gap:.3f}, and 0 would be perfect.{advice}"
+        )
+    words = f"The learned law is {tv:.4f} (total variation, 0 to 1) from the target"
+    if best is None:
+        words += (
+            f"; the best achievable is not known ({found.get('floor_reason')})" if found.get("floor_reason") else ""
+        )
+    elif best < 1e-6:
+        words += ", which can be reached exactly here"
+    else:
+        words += f"; under this noise the best law ({found.get('floor_kind')}) is at {best:.4f}, so the excess is {excess:+.4f}"
+    left = tv if excess is None else excess
+    if left <= FAR:
+        return words + "."
+    limit = found.get("limit_tv")
+    if limit is not None and tv - limit <= FAR and limit - (best or 0.0) > FAR:
+        better = (
+            "flow-kl, which converges to the best forward-KL law"
+            if not found.get("objective", "").startswith("naive")
+            else "db or tb"
+        )
+        return words + f". That is where this objective converges ({limit:.4f}): try --objective {better}."
+    tips = []
+    if (found.get("dynamics_bound") or 0.0) > left / 2:
+        tips.append("a better model of the noise (--dynamics tabular, or a larger --dynamics-lr)")
+    tips.append("more --steps (stochflow resume goes on from here)")
+    tips.append("a larger --batch")
+    if found.get("net") == "mlp":
+        tips.append("a wider trunk (--hidden 256) or --net lookup")
+    return words + f". That is far; try {', '.join(tips[:-1])}{' or ' if len(tips) > 1 else ''}{tips[-1]}."
+
+
+def not_better(new: float | None, old: float | None) -> bool:
+    """Whether a figure (lower is better) does not improve on the best so far."""
+    return new is None or not math.isfinite(new) or (old is not None and new >= old)

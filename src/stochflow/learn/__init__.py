@@ -1,0 +1,1 @@
+"""Plain torch: what one training iteration means. Rollouts, terms, objectives, replay."""

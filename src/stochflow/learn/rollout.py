@@ -1,0 +1,266 @@
+"""Acting in the world: forward rollouts through the channel, and backward rollouts from finished objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stochflow.engines.cuda import walk as rollout_kernel
+from stochflow.engines.numba import walk as cpu_walk
+from stochflow.nets.layers import rows
+from stochflow.nets.policy import Policy
+from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, zeros
+from stochflow.types import Fading, Task, Trajectories
+from stochflow.worlds.channels import Exact
+
+
+@torch.no_grad()
+def rollout(
+    task: Task,
+    policy: Any,
+    batch: int,
+    *,
+    row: Tensor | None = None,
+    explore: Fading | Tensor | float | None = None,
+    temper: Tensor | float | None = None,
+    kernel: bool = True,
+    steps: Steps | None = None,
+) -> Trajectories:
+    """`batch` trajectories a seed, without scores (`score` is zero: the oracle speaks next).
+
+    `row` [S, B] = context rows; `explore` = probability of a uniform legal action; `temper` flattens the policy,
+    pi^(1/temper). Both are for training; samples for use take neither. `kernel`: on a GPU, all steps in one kernel where one fits;
+    `steps`: else the parts of a step, where they are not to be the plain ones.
+    """
+    env, seeds, device = task.env, policy.num_seeds, policy.device
+    plain = not isinstance(explore, Tensor) or explore.numel() == 1
+    if kernel and device.type == "cuda" and temper is None and row is None and plain:
+        walked = rollout_kernel.walk(task, policy, batch, explore) if rollout_kernel.fits(task, policy) else None
+        if walked is not None:
+            return walked
+    if isinstance(explore, Fading):
+        explore = explore.now()
+    if (
+        kernel
+        and device.type == "cpu"
+        and steps is None
+        and row is None
+        and plain
+        and cpu_walk.fits(task, policy, batch)
+    ):
+        return cpu_walk.walk(task, policy, batch, explore, temper)
+    if row is None:  # a random context each, so that whoever looks or samples sees them all
+        count = 1 if env.contexts is None else len(env.contexts)
+        row = (
+            torch.randint(count, (seeds, batch), device=device)
+            if count > 1
+            else torch.zeros(seeds, batch, dtype=torch.long, device=device)
+        )
+    state = env.initial((seeds, batch), row)
+    steps = _shared_steps(policy, env, batch, device) if steps is None else steps
+    logits, cache = steps.begin(state, policy.context(state))
+    memory = task.channel.begin(state)
+    noise, own = _noise(env, logits), _coins(env, logits, explore)
+    if env.free:
+        return _free_rollout(task, steps, state, logits, cache, memory, noise, own, temper)
+    # How many steps are walked must not show in later random numbers, or one seed's trajectories would touch another's.
+    ahead = (
+        type(task.channel) is Exact and type(policy) is Policy and env.horizon * logits.numel() <= ALL_AT_ONCE
+    )  # all are drawn already
+    after = int(torch.randint(2**62, ())) if device.type == "cpu" and not ahead else None
+    stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
+    states, actions, moves, alives = [state], list[Tensor](), list[Tensor](), list[Tensor]()
+    for t in range(env.horizon):
+        before = state
+        state, action, move, alive, stopped, memory = steps.turn(
+            task, state, logits, stopped, memory, noise(t), own(t), temper
+        )
+        if device.type == "cpu" and not bool(alive.any()):  # all have finished; a GPU would have to be waited for
+            left = env.horizon - t
+            actions, moves, alives = actions + left * [action], moves + left * [move], alives + left * [alive]
+            states += left * [before]
+            break
+        states.append(state)
+        actions.append(action)
+        moves.append(move)
+        alives.append(alive)
+        if t + 1 < env.horizon:
+            logits, cache = steps.advance(cache, state, move, t)
+    if after is not None:
+        torch.default_generator.manual_seed(after)
+    return _fresh(torch.stack(states), torch.stack(actions), torch.stack(moves), torch.stack(alives))
+
+
+class Steps(NamedTuple):
+    """The parts of a rollout's step."""
+
+    turn: Callable[..., Any]
+    free_turn: Callable[..., Any]
+    begin: Callable[..., Any]
+    advance: Callable[..., Any]
+
+
+def _shared_steps(policy: Any, env: Any, batch: int, device: torch.device) -> Steps:
+    """The plain parts; where trajectories meet few states at first, those go through the network once, before anyone walks."""
+    early = policy.early(env.horizon, batch) if device.type == "cpu" and type(policy) is Policy else None
+    if early is None:
+        return Steps(_turn, _free_turn, policy.begin, policy.advance)
+    given = policy.raw(early.states)[..., : env.num_moves]
+
+    def begin(state: Tensor, context: Tensor | None) -> tuple[Tensor, Any]:
+        return rows(given, env.index(state)), None
+
+    def advance(cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[Tensor, Any]:
+        if t + 1 < early.steps:
+            return rows(given, env.index(state)), None
+        return policy.begin(state) if t + 1 == early.steps else policy.advance(cache, state, move, t)
+
+    return Steps(_turn, _free_turn, begin, advance)
+
+
+def compiled_steps(policy: Any) -> Steps:
+    """By `torch.compile`, once or twice whatever the horizon; a transformer's `advance` stays as it is: its shapes grow from step to step."""
+    advance = policy.advance if policy.trunk.grows else torch.compile(policy.advance)
+    return Steps(torch.compile(_turn, dynamic=False), torch.compile(_free_turn, dynamic=False), policy.begin, advance)
+
+
+def _turn(
+    task: Task,
+    state: Tensor,
+    logits: Tensor,
+    stopped: Tensor,
+    memory: Tensor | None,
+    noise: Tensor,
+    own: Tensor | None,
+    temper: Tensor | float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """One decision and what comes of it: (next state, action, move, alive, stopped, memory)."""
+    env = task.env
+    mask = env.moves(state)
+    legal = env.real_moves(mask)
+    alive = legal.any(-1) & ~stopped
+    action = (explored(logits, mask, own, temper) - noise).argmax(-1)
+    move = task.channel.sample(state, legal, action, memory)
+    if env.stop is not None:
+        meant = action == env.stop
+        move = move if task.channel.exact else torch.where(meant, action, move)
+        stopped = stopped | meant
+    memory = task.channel.remember(memory, state, action, move)
+    state = torch.where(alive.unsqueeze(-1), env.step(state, move), state)
+    return state, action, move, alive, stopped, memory
+
+
+def _free_turn(
+    task: Task,
+    state: Tensor,
+    logits: Tensor,
+    memory: Tensor | None,
+    noise: Tensor,
+    own: Tensor | None,
+    temper: Tensor | float | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A decision where everything is legal: (action, move, memory)."""
+    action = (explored(logits, None, own, temper) - noise).argmax(-1)
+    move = task.channel.sample(state, always(logits.shape, state.device), action, memory)
+    return action, move, task.channel.remember(memory, state, action, move)
+
+
+def _free_rollout(
+    task: Task,
+    steps: Steps,
+    state: Tensor,
+    logits: Tensor,
+    cache: Any,
+    memory: Tensor | None,
+    noise: Callable[[int], Tensor],
+    own: Callable[[int], Tensor | None],
+    temper: Tensor | float | None,
+) -> Trajectories:
+    """Where nothing is ever illegal and nothing ends early: no masks, and a state is its moves so far."""
+    env, device = task.env, state.device
+    column = env.state_dim - env.horizon
+    states = state.repeat(env.horizon + 1, 1, 1, 1)
+    actions, moves = [], []
+    for t in range(env.horizon):
+        action, move, memory = steps.free_turn(task, states[t], logits, memory, noise(t), own(t), temper)
+        states[t + 1 :, ..., column + t] = move
+        actions.append(action)
+        moves.append(move)
+        if t + 1 < env.horizon:
+            logits, cache = steps.advance(cache, states[t + 1], move, t)
+    return _fresh(states, torch.stack(actions), torch.stack(moves), always((env.horizon, *state.shape[:2]), device))
+
+
+def _fresh(states: Tensor, actions: Tensor, moves: Tensor, alive: Tensor) -> Trajectories:
+    """Trajectories that were really walked and wait for the oracle."""
+    shape = moves.shape[1:]
+    return Trajectories(states, actions, moves, alive, zeros(shape, moves.device), always(shape, moves.device))
+
+
+def _noise(env: Any, logits: Tensor) -> Callable[[int], Tensor]:
+    """The noise of each step's choice: drawn for all steps at once where that is not too much."""
+    if env.horizon * logits.numel() > ALL_AT_ONCE:
+        return lambda t: log_exponential(logits)
+    drawn = log_exponential(logits.expand(env.horizon, *logits.shape))
+    return lambda t: drawn[t]
+
+
+def _coins(env: Any, logits: Tensor, explore: Tensor | float | None) -> Callable[[int], Tensor | None]:
+    """At each step [S, B], whether the policy chooses, and not uniform chance."""
+    if explore is None:
+        return lambda t: None
+    drawn = torch.rand(env.horizon, *logits.shape[:-1], device=logits.device) >= explore
+    return lambda t: drawn[t]
+
+
+def explored(logits: Tensor, mask: Tensor | None, own: Tensor | None, temper: Tensor | float | None = None) -> Tensor:
+    """Unnormalised log-probabilities [..., M] of the (flattened) policy where it chooses itself (`own` [...]; None: everywhere), else of a
+    uniform legal action."""
+    if temper is not None:
+        logits = logits / temper
+    if own is not None:
+        logits = keep(own.unsqueeze(-1), logits, 0.0)
+    return logits if mask is None else keep(mask, logits, NEG)
+
+
+@torch.no_grad()
+def backward_rollout(task: Task, policy: Any, final: Tensor) -> Trajectories:
+    """Ways that lead to the given finished objects [S, B, D], drawn from the backward policy.
+
+    They carry no actions (-1) and are not `real`: nobody executed them.
+    """
+    env = task.env
+    context = policy.context(final)
+    ends = ~env.complete(final) if env.stop is not None else torch.zeros_like(final[..., 0], dtype=torch.bool)
+    back_states, back_moves, going = [final], [], []
+    state = final
+    for _ in range(env.horizon):
+        parents = env.parents(state)
+        go = parents.any(-1)
+        move = gumbel_argmax(masked_log_softmax(policy(state, context).backward, parents))
+        state = torch.where(go.unsqueeze(-1), env.unstep(state, move), state)
+        back_states.append(state)
+        back_moves.append(move)
+        going.append(go)
+    return _reversed(env, torch.stack(back_states), torch.stack(back_moves), torch.stack(going), ends)
+
+
+def _reversed(env: Any, states: Tensor, moves: Tensor, going: Tensor, ends: Tensor) -> Trajectories:
+    """Time-reverse ragged backward walks: each row's walk of n steps fills forward times 0..n-1, then STOP if it needs one."""
+    horizon = moves.shape[0]
+    steps = going.sum(0)  # [S, B]
+    t = torch.arange(horizon, device=moves.device)[:, None, None]
+    source = (steps - 1 - t).clamp(min=0)
+    forward = moves.gather(0, source)
+    alive = t < steps + ends.long()
+    if env.stop is not None:
+        forward = torch.where((t == steps) & ends, env.stop, forward)
+    t1 = torch.arange(horizon + 1, device=moves.device)[:, None, None]
+    place = (steps - t1).clamp(min=0).unsqueeze(-1).expand(-1, -1, -1, states.shape[-1])
+    score = torch.zeros(steps.shape, device=moves.device)
+    return Trajectories(
+        states.gather(0, place), torch.full_like(forward, -1), forward, alive, score, torch.zeros_like(ends)
+    )

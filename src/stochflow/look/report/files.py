@@ -1,0 +1,138 @@
+"""What a run folder holds, read for looking at: nothing here changes it, and what is missing is simply not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stochflow.look.health import Finding, diagnose
+from stochflow.runs.config import TASKS, Config, Train, UserTask
+from stochflow.runs.export import read_rows
+from stochflow.runs.folder import Run
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """One run, as its folder tells it."""
+
+    path: Path
+    config: Config
+    rows: list[Row]  # of metrics.jsonl
+    summary: Row  # of summary.json; empty while the run is going
+    environment: Row
+    designs: list[dict[str, str]]  # of samples.csv, best first
+    law: dict[str, np.ndarray]  # of law.npz (see picture.py); empty where it is not there
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> RunFiles:
+        """Read a folder that `stochflow train` made."""
+        run = Run.open(path)
+        return RunFiles(
+            run.path,
+            run.config,
+            run.metrics(),
+            _json(run, "summary.json"),
+            _json(run, "environment.json"),
+            read_rows(run.path / "samples.csv"),
+            _law(run.path / "law.npz"),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def step(self) -> int:
+        return max((r.get("step", 0) for r in self.rows), default=0)
+
+    @property
+    def done(self) -> bool:
+        """Whether it reached the end that was asked for, and said so."""
+        return bool(self.summary) and self.summary.get("step", 0) >= self.config.train.steps
+
+    @property
+    def behind(self) -> int | None:
+        """The step at which designs and law were written, where the run has been taken up again since; they are rewritten at its end."""
+        step = self.summary.get("step")
+        return step if isinstance(step, int) and not self.done else None
+
+    @property
+    def seeds(self) -> list[int]:
+        return [self.config.train.seed + i for i in range(self.config.train.seeds)]
+
+    @property
+    def last(self) -> Row:
+        """The final figures, or those of the last look at a run that is still going."""
+        if self.summary and self.summary.get("step", 0) >= self.step:
+            return self.summary
+        looks = [r for r in self.rows if r.get("elbo") is not None or r.get("tv") is not None]
+        return looks[-1] if looks else {}
+
+    def health(self) -> list[Finding]:
+        return diagnose(self.rows, self.config.to_dict())
+
+    def command(self) -> str:
+        """The command that repeats the run: what differs from the defaults, and nothing else."""
+        return shlex.join(["stochflow", "train", self.config.task.name, *_flags(self.config)])
+
+
+def _flags(config: Config) -> list[str]:
+    task = config.task
+    given: dict[str, Any]
+    if isinstance(task, UserTask):
+        given = dict(task.settings)
+    else:
+        default = TASKS[task.name]()
+        given = {
+            f.name: getattr(task, f.name)
+            for f in dataclasses.fields(task)
+            if getattr(task, f.name) != getattr(default, f.name)
+        }
+    base = Train(**task.train)
+    train = config.train
+    given |= {
+        f.name: getattr(train, f.name)
+        for f in dataclasses.fields(Train)
+        if getattr(train, f.name) != getattr(base, f.name)
+    }
+    words: list[str] = []
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            words += [f"--{flag}", *(map(str, value) if isinstance(value, (list, tuple)) else [str(value)])]
+    return words
+
+
+def values(rows: Sequence[Row], key: str) -> list[Row]:
+    """The rows that have a number under this key."""
+    return [
+        r for r in rows if isinstance(r.get(key), (int, float)) and not isinstance(r[key], bool) and np.isfinite(r[key])
+    ]
+
+
+def _json(run: Run, name: str) -> Row:
+    try:
+        found = run.read(name)
+    except (OSError, ValueError):  # damaged: the rest of the folder can still be looked at
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _law(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
+        return {}

@@ -1,0 +1,1 @@
+"""Policy networks, stacked over seeds."""

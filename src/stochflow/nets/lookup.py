@@ -1,0 +1,71 @@
+"""An MLP with a row of its own for each state: capacity by memory, for spaces of up to a million states."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochflow.errors import UserError
+from stochflow.nets.layers import Embedding, Generators, Trunk
+from stochflow.nets.mlp import _MLPTrunk
+from stochflow.worlds.env import Env, numbers
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """An embedding of the whole state beside an MLP: capacity by memory, for spaces of up to a million states.
+
+    A rough landscape must be memorised; a row a state does it faster than width does.
+    """
+
+    hidden: int = 64
+    layers: int = 2
+    width: int = 64
+
+    def build(self, env: Env, gens: Generators, context: int) -> Trunk:
+        return _LookupTrunk(env, self, gens, context)
+
+
+class _LookupTrunk(Trunk):
+    def __init__(self, env: Any, spec: Lookup, gens: Generators, context: int):
+        super().__init__()
+        if not hasattr(env, "index"):
+            raise UserError("the lookup trunk needs an environment that can be enumerated: use --net mlp here")
+        self.env, self.numbered = env, numbers(env)
+        self.mlp = _MLPTrunk(env, spec.hidden, spec.layers, gens, context)
+        self.table = Embedding(interior(env), spec.width, gens, std=1.0 / math.sqrt(spec.width))
+        self.width = spec.hidden + spec.width
+
+    def forward(self, state, context):
+        return self._join(self.mlp(state, context), self.env.index(state))
+
+    def begin(self, state, context):
+        row = self.env.index(state)
+        hidden, inner = self.mlp.begin(state, context)
+        return self._join(hidden, row), (inner, row)
+
+    def advance(self, cache, state, move, t):
+        inner, row = cache
+        follow = getattr(self.env, "next_index", None)  # one multiplication where the order of states knows it
+        row = self.env.index(state) if follow is None else follow(row, move)
+        hidden, inner = self.mlp.advance(inner, state, move, t)
+        return self._join(hidden, row), (inner, row)
+
+    def _join(self, hidden: Tensor, row: Tensor) -> Tensor:
+        return torch.cat([hidden, self.table(row.clamp(max=self.table.weight.shape[1] - 1))], -1)
+
+
+def inner_mlp(trunk: Any) -> Any:
+    """The MLP of a trunk: itself, or the one beside a look-up table."""
+    return trunk.mlp if type(trunk) is _LookupTrunk else trunk
+
+
+def interior(env: Any) -> int:
+    """How many states come before the first complete one, or all of them: only states with a choice need a row."""
+    complete = env.complete(env.all_states())
+    first = int(complete.to(torch.uint8).argmax())
+    return first if bool(complete[first:].all()) else len(complete)

@@ -1,0 +1,1 @@
+"""Models of the channel: known, counted, learned, with or without a past."""

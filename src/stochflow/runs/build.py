@@ -1,0 +1,253 @@
+"""From a configuration to tensors: the task, the policy, the model of the noise, the objective, the trainer, and how they are looked at.
+
+What runs this into a folder is `experiment`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochflow.learn import objectives
+from stochflow.runs import tasks
+from stochflow.learn.buffer import Buffer
+from stochflow.worlds.check import check_channel, check_env, check_oracle
+from stochflow.runs.config import Config, Train, UserTask
+from stochflow.noise.dynamics import Dynamics, Known, Neural, Tabular
+from stochflow.learn.entropy import EntropyAverage
+from stochflow.errors import UserError
+from stochflow.learn.evaluate import evaluate
+from stochflow.law.measure import Yardstick, forked, is_noisy, scored, summarise
+from stochflow.nets.lookup import Lookup
+from stochflow.nets.mlp import MLP
+from stochflow.learn.objectives import (
+    SGFNKL,
+    DetailedBalance,
+    FlowKL,
+    LogVariance,
+    Objective,
+    SubTrajectoryBalance,
+    TrajectoryBalance,
+    TrajectoryKL,
+)
+from stochflow.scores.oracles import Cached, Patient, TextOracle
+from stochflow.nets.policy import Policy
+from stochflow.learn.rollout import rollout
+from stochflow.training.sources import Mixed, OnPolicy, Source
+from stochflow.noise.thought_state import Augmented, ThoughtState, augment
+from stochflow.noise.thoughts import ThoughtDynamics
+from stochflow.training.trainer import Trainer
+from stochflow.nets.transformer import Transformer
+from stochflow.types import Task, Trajectories
+
+IN_PYTHON = "python:task"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
+DESIGNS = 100  # best objects written at the end
+CHUNK = 10_000  # objects sampled together,
+NUMBERS = 10_000_000  # or fewer where their ways are long: all states of a batch of them hold this many numbers
+
+
+def make_objective(settings: Train) -> Objective:
+    """The value behind the word: the command line alone speaks in words."""
+    word: str = settings.objective
+    if word == "flow-kl":
+        return FlowKL()
+    if word == "kl":
+        return TrajectoryKL()
+    if word in ("sgfn-kl", "sgfn-kl-gamma"):
+        gammas = (settings.gamma,) if word == "sgfn-kl" else (0.25, 0.5, 0.75)
+        decay = settings.entropy_average or (0.99 if settings.explore_entropy else 0.0)
+        memory = EntropyAverage(settings.seeds, decay=decay) if decay > 0 else None
+        return SGFNKL(gammas, settings.kl_weight, memory=memory)
+    form, base = objectives.MARGINAL, word
+    for prefix, meant in (("naive-", objectives.REALISED), ("intended-", objectives.INTENDED)):
+        if word.startswith(prefix):
+            form, base = meant, word.removeprefix(prefix)
+    if word in ("stb", "sdb", "ssubtb"):
+        form, base = objectives.JOINT, word[1:]
+    if base == "subtb":
+        return SubTrajectoryBalance(settings.subtb_lambda, form)
+    kinds: dict[str, Callable[[objectives.Form], Objective]] = {"tb": TrajectoryBalance, "db": DetailedBalance, "logvar": LogVariance}
+    return kinds[base](form)
+
+
+def make_task(settings: Any) -> Task:
+    """The task that a configuration names."""
+    if not isinstance(settings, UserTask):
+        return tasks.build(settings)
+    if settings.name == IN_PYTHON:
+        raise UserError(
+            "this run's task was made in Python and cannot be rebuilt from its folder: in Python, `stochflow.runs.experiment` has `resume(path, task=...)`, `sample_run` and `open_run` for it"
+        )
+    return tasks.load(settings.name, **settings.settings)
+
+
+def lasting(task: Task, settings: Train, before: Task | None = None) -> Task:
+    """The task with an oracle in Python asked patiently, and once about each text; what was answered `before` is known."""
+    if not isinstance(task.oracle, TextOracle):
+        return task
+    batch = settings.batch * settings.seeds if settings.oracle_timeout else 0  # a look asks about more at once, and would always be late
+    oracle = Cached(Patient(task.oracle, settings.oracle_timeout, settings.oracle_retries), at_most=batch)
+    if before is not None and isinstance(before.oracle, Cached):
+        oracle.known |= before.oracle.known
+    return task._replace(oracle=oracle)
+
+
+def check_at_the_door(task: Task) -> None:
+    """What a user brought must hold together; asked before a folder is made. The tasks that ship are held by the test suite."""
+    check_env(task.env)
+    check_channel(task.channel, task.env)
+    check_oracle(task)
+
+
+def pick_device(word: str) -> torch.device:
+    """`auto` is cuda where there is one, else cpu."""
+    if word == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda was asked for, but torch sees no CUDA device: use --device cpu")
+    return torch.device("cuda" if word == "cuda" or (word == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+class Experiment:
+    """A configuration made into tensors: the task, its trainer, and what it is measured against."""
+
+    def __init__(self, config: Config, task: Task | None = None, device: str | None = None):
+        t = config.train
+        self.config = config
+        self.device = pick_device(device or t.device)
+        if t.threads:
+            torch.set_num_threads(t.threads)
+        self.inner = make_task(config.task) if task is None else task
+        self.task = augment(self.inner) if t.thought_state else self.inner
+        self.yardstick = Yardstick(self.task, self.device)
+        torch.manual_seed(t.seed)  # the run's one stream; networks are initialised from each row's own seed
+        rows = [t.seed + i for i in range(t.seeds)]
+        env = self.task.env
+        objective = make_objective(t)
+        net = (
+            {"mlp": MLP, "lookup": Lookup}[t.net](t.hidden, t.layers)
+            if t.net != "transformer"
+            else Transformer(t.hidden, t.heads, t.layers)
+        )
+        self.policy = Policy(env, net, seeds=rows, learned_backward=t.backward == "learned", back_action=objective.form.back_action)
+        self.policy.to(self.device)
+        if objective.memory is not None:
+            objective.memory.to(self.device)
+        self.dynamics = self._make_dynamics(rows)
+        off_policy = t.dynamics_off_pol and any(True for _ in self.dynamics.parameters())
+        self.trainer = Trainer(
+            self.task,
+            self.policy,
+            self.dynamics,
+            objective,
+            self._make_source(objective),
+            lr=t.lr,
+            clip=t.clip,
+            dynamics_lr=t.dynamics_lr,
+            dynamics_clip=t.dynamics_clip,
+            dynamics_buffer=self._make_buffer(0.0) if off_policy else None,
+            dynamics_rounds=t.dynamics_off_pol_rounds,
+            dynamics_sample_size=t.dynamics_sample_size,
+            compile=t.compile,
+        )
+
+    def _make_dynamics(self, rows: list[int]) -> Dynamics:
+        env, word = self.task.env, self.config.train.dynamics
+        made: Dynamics
+        if word == "known" or not is_noisy(self.task):
+            made = Known(env, self.task.channel)
+        else:
+            models: dict[str, Callable[..., Dynamics]] = {"tabular": Tabular, "neural": Neural, "thought": ThoughtDynamics}
+            made = models[word](self.inner.env, rows)  # a model of the noise speaks of strings
+            if isinstance(env, ThoughtState):
+                made = Augmented(env, made)  # and reads their history off the state
+        return made.to(self.device)
+
+    def _make_buffer(self, priority: float) -> Buffer:
+        t = self.config.train
+        if t.replay_size < t.batch:
+            raise UserError(f"--replay-size {t.replay_size} does not hold one --batch of {t.batch}: make it larger")
+        return Buffer(self.task.env, t.replay_size, t.seeds, priority).to(self.device)
+
+    def _make_source(self, objective: Objective) -> Source:
+        t, on_policy = self.config.train, objective.on_policy
+        replayed = round(t.replay * t.batch)
+        if on_policy and replayed:
+            raise UserError(
+                f"--objective {t.objective} learns from its own fresh trajectories alone: leave out --replay, or take --objective logvar"
+            )
+        if replayed >= t.batch:
+            raise UserError(f"--replay {t.replay} of --batch {t.batch} leaves no fresh trajectory: lower it")
+        temper = objective.temper if t.explore_entropy and isinstance(objective, SGFNKL) else None
+        fresh = OnPolicy(
+            self.task, self.policy, t.batch - replayed, 0.0 if on_policy else t.explore, t.explore_tau, temper, compile=t.compile
+        )
+        if replayed == 0:
+            return fresh
+        return Mixed(fresh, self._make_buffer(0.5 if t.replay_priority else 0.0), replayed)
+
+    # looking ----------------------------------------------------------------------------------------------------
+
+    def measure(self, final: bool = False) -> dict[str, Any]:
+        """The figures of the averaged weights at this step; the same step always gives the same figures."""
+        t = self.config.train
+        with self.trainer.averaged():
+            each, known, self.drawn = self.yardstick.measure(self.policy, self.dynamics, self._look_seed(), final)
+        each["log_z_learned"] = self.trainer.stats["log_z_learned"]
+        if final or self.yardstick.floor_is_quick:
+            known |= self.yardstick.floor_figures(t.objective, t.backward)
+        if final:
+            known |= {"objective": t.objective, "net": t.net, "oracle_calls": int(self.trainer.oracle_calls)}
+        return {"step": self.trainer.steps_done, **summarise(each, known)}
+
+    def _look_seed(self) -> int:
+        return (self.config.train.seed * 1_000_003 + self.trainer.steps_done + 1) % 2**31
+
+    def sample(self, n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Rows of `n` objects drawn from the averaged policy through the channel, spread evenly over the seeds."""
+        seeds = self.config.train.seeds
+        width = len(str(n))
+        made = 0
+        while made < n:
+            batch = min(self._together(), math.ceil((n - made) / seeds))
+            with self.trainer.averaged(), forked((seed * 1_000_003 + made) % 2**31, self.device):
+                rows = self.rows(scored(self.yardstick.task, rollout(self.yardstick.task, self.policy, batch)))
+            for row in rows[: n - made]:
+                made += 1
+                yield {"id": f"design_{made:0{max(4, width)}d}", **row}
+
+    def _together(self) -> int:
+        """Objects a seed drawn at once: what a batch takes is bounded whatever the number of seeds and the length."""
+        env = self.task.env
+        return max(1, min(CHUNK, NUMBERS // (env.horizon * env.state_dim)) // self.config.train.seeds)
+
+    @torch.no_grad()
+    def rows(self, traj: Trajectories) -> list[dict[str, Any]]:
+        """One row an object: what it is, its score, its log-reward, and the log-probability of the way it was built."""
+        task = self.yardstick.task
+        terms = evaluate(task, self.policy, Known(task.env, task.channel), traj, None, frozenset({"log_move"}))
+        assert terms.log_move is not None
+
+        def flat(x: Tensor) -> list[Any]:  # [S, B] -> rows in the order in which the seeds take turns
+            return x.transpose(0, 1).flatten(0, 1).cpu().tolist()
+
+        log_pf, states = terms.log_move.double().sum(0), traj.states[-1]
+        if hasattr(task.env, "decode"):
+            what, named = task.env.decode(states.transpose(0, 1)), "sequence"
+        else:
+            what, named = flat(states), "state"
+        values = zip(what, flat(traj.score), flat(terms.log_reward), flat(log_pf), strict=True)
+        found = [{named: w, "score": round(s, 6), "log_reward": round(r, 6), "log_pf": round(p, 6)} for w, s, r, p in values]
+        if task.env.contexts is None:
+            return found
+        return [{**row, "condition": number} for row, number in zip(found, flat(states[..., 0]), strict=True)]
+
+    def best_designs(self) -> list[dict[str, Any]]:
+        """The best different objects among those last drawn, by score."""
+        with self.trainer.averaged():
+            rows = self.rows(self.drawn)
+        different = {(str(next(iter(r.values()))), r.get("condition")): r for r in rows}  # one object may be good under one condition only
+        ordered = sorted(different.values(), key=lambda r: (-r["score"], str(next(iter(r.values())))))[:DESIGNS]
+        return [{"id": f"design_{i:04d}", **r} for i, r in enumerate(ordered, 1)]

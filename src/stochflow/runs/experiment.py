@@ -1,0 +1,406 @@
+"""A run: an experiment trained into its folder, resumed, opened. What the command line and Python both call."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stochflow.runs import export
+from stochflow.law import picture
+from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasting, make_task, pick_device
+from stochflow.runs.config import Config, UserTask, configure
+from stochflow.errors import UserError
+from stochflow.law.exact import expected_modes
+from stochflow.law.measure import SAMPLES, Yardstick, forked, not_better, verdict
+from stochflow.scores.oracles import Cached, TextOracle
+from stochflow.runs.folder import Checkpoint, Run, environment
+from stochflow.training.trainer import Trainer
+from stochflow.types import Task
+
+__all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "open_run", "resume", "train", "verdict"]
+
+ANSWERS = "oracle.jsonl"  # what an oracle in Python said: appended at once, read back on resume, and ahead of the checkpoints
+LONG = 10_000  # decisions an object, from which an iteration is so slow that silence would look like a hang
+log = logging.getLogger("stochflow")
+
+OnStart = Callable[[Path, int, int], None]  # the run folder, the step it starts from, the total
+OnProgress = Callable[[dict[str, Any], int], None]  # a record of metrics.jsonl, the total
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was asked to stop, and did, between two iterations and with everything saved."""
+
+
+class Diverged(UserError):
+    """Every seed's loss has left the finite numbers."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves behind."""
+
+    path: Path
+    summary: dict[str, Any]
+    files: list[Path]
+    experiment: Experiment
+
+    def sample(self, n: int, seed: int = 0) -> list[dict[str, Any]]:
+        """`n` objects from the averaged policy."""
+        return list(self.experiment.sample(n, seed))
+
+
+# running --------------------------------------------------------------------------------------------------------
+
+
+def train(
+    task: Config | Task | str | Any,
+    /,
+    out: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    on_start: OnStart | None = None,
+    **settings: Any,
+) -> Result:
+    """Train into a new run folder. `task` is a Config, a task's name, its settings, or a `Task`; the rest as the flags.
+
+    >>> train("grid", side=8, stick=0.25, steps=500, out="runs/mine")
+    """
+    if isinstance(task, type) or task is None or (callable(task) and not dataclasses.is_dataclass(task)):
+        raise UserError(
+            f"{task!r} is no task: give a task's name, its settings, or a Task, and call a function that makes one, as in train(my_task())"
+        )
+    given = task if isinstance(task, Task) else None
+    config = task if isinstance(task, Config) else configure(UserTask(IN_PYTHON) if given is not None else task, **settings)
+    made = make_task(config.task) if given is None else given
+    if isinstance(config.task, UserTask):
+        once = lasting(made, dataclasses.replace(config.train, oracle_retries=0))  # what fails at the first question is wrong, not busy
+        check_at_the_door(once)
+        made = lasting(made, config.train, once)
+    else:
+        made = lasting(made, config.train)
+    experiment = Experiment(config, made)
+    with Run.create(out or default_folder(config), config) as run:
+        _write_environment(run, experiment)
+        with _answers_kept(made, run):
+            return _Session(experiment, run, on_progress, on_start).go(config.train.steps)
+
+
+def resume(
+    path: str | Path,
+    steps: int | None = None,
+    on_progress: OnProgress | None = None,
+    on_start: OnStart | None = None,
+    task: Task | None = None,
+) -> Result:
+    """Go on until `steps` iterations are done in all: the same run, bit for bit on CPU, as if it had never stopped."""
+    with Run.open(path, write=True) as run:
+        total = run.config.train.steps if steps is None else steps
+        config = Config(run.config.task, dataclasses.replace(run.config.train, steps=total), run.config.command)
+        found = run.load()
+        if found is not None and total < found.step:
+            raise UserError(f"{path} has already done {found.step} steps, but --steps {total} is the total asked for: give a larger one")
+        threads = (run.read("environment.json") or {}).get("threads")
+        if threads and config.train.threads == 0:
+            torch.set_num_threads(threads)  # sums are bitwise repeatable only with the same number of threads
+        made = lasting(make_task(config.task) if task is None else task, config.train)
+        with _answers_kept(made, run):
+            experiment = Experiment(config, made)
+            _same_yardstick(run, experiment)
+            session = _Session(experiment, run, on_progress, on_start)
+            if found is not None:
+                _load(experiment, found, path)
+                best = run.load_best()  # a final look keeps its best after its checkpoint, whose header does not know of it
+                session.best = (best if best is not None and best.step <= found.step else found).scalars.get("best_so_far")
+                session.owing = bool(found.scalars.get("owing"))
+            else:
+                log.warning(f"there is no checkpoint in {path}, so that it begins at its first step")
+            done = experiment.trainer.steps_done
+            # the line of the last step, as one that is owed, comes after its checkpoint: it is written again
+            run.truncate_metrics(done - 1 if done == total or session.owing else done)
+            session.begun -= max((row.get("time", 0.0) for row in run.metrics()), default=0.0)  # time counts from the first stretch
+            if run.read("environment.json") is None:  # killed between its first two files
+                _write_environment(run, experiment)
+            run.config = config
+            run.write("config.json", config.to_dict())
+            return session.go(total)
+
+
+def open_run(path: str | Path, task: Task | None = None, device: str = "auto") -> Experiment:
+    """A trained run, ready to look at or to sample from; nothing in its folder is changed."""
+    run = Run.open(path)
+    found = run.load()
+    if found is None:
+        raise UserError(f"{path} has no checkpoint yet: train it further with `stochflow resume {path}`")
+    made = lasting(make_task(run.config.task) if task is None else task, run.config.train)
+    if isinstance(made.oracle, Cached):
+        made.oracle.recall(run.path / ANSWERS)
+    with forked(0, pick_device(device)):  # looking at a run leaves the caller's random stream alone
+        experiment = Experiment(run.config, made, device)
+        _same_yardstick(run, experiment)
+        _load(experiment, found, path)
+    return experiment
+
+
+def _load(experiment: Experiment, found: Checkpoint, path: str | Path) -> None:
+    try:
+        experiment.trainer.load_state_dict(found.tensors)
+    except (RuntimeError, KeyError) as error:
+        raise UserError(
+            f"the checkpoint of step {found.step} in {path} is of another network or world than its config.json says: put back the settings it was trained with"
+        ) from error
+
+
+def evaluate_run(path: str | Path, device: str = "auto", task: Task | None = None) -> dict[str, Any]:
+    """The figures of a trained run, from its averaged weights."""
+    return open_run(path, task, device).measure(final=True)
+
+
+def floor_of(config: Config) -> dict[str, Any]:
+    """The best achievable law of a task, beside the naive one."""
+    yardstick = Yardstick(make_task(config.task), torch.device("cpu"))
+    if not yardstick.exact:
+        raise UserError("the floor needs a space that can be listed, and this one is too large or its oracle too slow: make it smaller")
+    found = dict.fromkeys(("limit_tv", "excess_tv", "log_z_error", "modes", "expected_modes")) | yardstick.floor.to_json()
+    best = yardstick.floor.laws.get("best")
+    if best is not None:  # the best law is a law as any other: no excess over itself, and modes to expect of it
+        found["excess_tv"] = 0.0
+        if yardstick.modes is not None:
+            found |= {"expected_modes": float(expected_modes(best, yardstick.modes, SAMPLES)), "samples": SAMPLES}
+    return found
+
+
+def default_folder(config: Config) -> Path:
+    """runs/<task>-<objective>-<time>; a second run within the same second gets a number."""
+    name = config.task.name.replace(":", ".")
+    stem = f"{name}-{config.train.objective}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("runs") / stem, 2
+    while path.exists():
+        path, number = Path("runs") / f"{stem}-{number}", number + 1
+    return path
+
+
+# the oracle of a run ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _answers_kept(task: Task, run: Run) -> Iterator[None]:
+    """While the run folder is ours, each answer of an oracle in Python goes into it at once."""
+    if not isinstance(task.oracle, Cached):
+        yield
+        return
+    task.oracle.keep_in(run.path / ANSWERS)
+    try:
+        yield
+    finally:
+        task.oracle.file = None
+
+
+def _write_environment(run: Run, experiment: Experiment) -> None:
+    run.write("environment.json", environment(experiment.device.type) | {"listed": experiment.yardstick.exact})
+
+
+def _same_yardstick(run: Run, experiment: Experiment) -> None:
+    """Whether a slow oracle can be asked about all of the space was timed at the start; remembered answers would look quick now."""
+    listed = (run.read("environment.json") or {}).get("listed")
+    if listed is not None and isinstance(experiment.task.oracle, TextOracle):
+        experiment.yardstick.exact = listed
+
+
+def joined(stats: dict[str, Any], looked: dict[str, Any]) -> dict[str, Any]:
+    """One line of what training noted and what a look found, the seeds' own values of both included."""
+    seeds = {**stats.get("seeds", {}), **looked.get("seeds", {})}
+    return stats | looked | ({"seeds": seeds} if seeds else {})
+
+
+class _Session:
+    """One stretch of training into a run folder: logs, looks, saves, and stops when asked to."""
+
+    def __init__(self, experiment: Experiment, run: Run, on_progress: OnProgress | None, on_start: OnStart | None):
+        self.experiment, self.run, self.on_progress, self.on_start = experiment, run, on_progress, on_start
+        self.trainer = experiment.trainer
+        self.best: float | None = None  # lower is better: TV, or minus the ELBO
+        self.finishing = False  # training is over and saved; what is left can be done again
+        self.owing = False  # an iteration is done, but the line, look or checkpoint that was due after it is not
+        self.random: dict[str, Tensor] = {}  # the random state at the start of the iteration in flight
+        self.total = 0
+        self.begun = time.monotonic()
+
+    def go(self, total: int) -> Result:
+        self.total = total
+        t = self.experiment.config.train
+        if self.on_start is not None:
+            self.on_start(self.run.path, self.trainer.steps_done, total)
+        horizon = self.experiment.task.env.horizon
+        if horizon > LONG:
+            log.warning(
+                "an object of this task may take %d decisions, and every iteration goes through all of them: an iteration may take minutes; "
+                "a smaller --side or --length is quicker",
+                horizon,
+            )
+        try:
+            with self._stoppable():
+                if self.owing:
+                    self._between(self.trainer)
+                self._note_random()
+                self.trainer.train(total, 1 if self._may_fail else math.gcd(t.log_every, t.eval_every, t.save_every), self._between)
+                checkpoint = self._save()  # what was learned is safe, whatever comes now
+                self.finishing = True
+                if self.trainer.stop_requested:
+                    raise self._interrupted()
+                return self._finish(checkpoint)
+        except Diverged:
+            raise  # nothing worth keeping has happened since the last checkpoint
+        except UserError as error:
+            where, step = self.run.path, self.trainer.steps_done
+            try:
+                self._save_at_failure()
+            except Exception:  # the error that stopped us is the one to tell
+                raise UserError(f"{error} (stopped at step {step}; the last checkpoint in {where} is from before)") from error
+            python = self.experiment.config.task.name == IN_PYTHON
+            how = f"experiment.resume({str(where)!r}, task=...)" if python else f"stochflow resume {where}"
+            raise UserError(f"{error}; everything is saved in {where}: mend it and go on from step {step} with `{how}`") from error
+        except Exception as error:
+            file = self.run.path / "error.txt"
+            with contextlib.suppress(OSError):
+                file.write_text(traceback.format_exc())
+                error.written_to = file  # type: ignore[attr-defined]
+            with contextlib.suppress(Exception):
+                self._save_at_failure()
+            raise
+
+    def _interrupted(self) -> Interrupted:
+        done = self.trainer.steps_done
+        where = f"interrupted at step {done}" if done < self.total else "interrupted before the final figures were written"
+        return Interrupted(f"{where}, everything saved: go on with `stochflow resume {self.run.path} --steps {self.total}`")
+
+    @property
+    def _may_fail(self) -> bool:
+        """Whether the oracle is Python's, and so can raise in the middle of an iteration."""
+        return not getattr(self.experiment.task.oracle, "on_device", False)
+
+    def _note_random(self) -> None:
+        if self._may_fail:
+            self.random = {"random.cpu": torch.get_rng_state()}
+            if self.experiment.device.type == "cuda":
+                self.random["random.cuda"] = torch.cuda.get_rng_state(self.experiment.device)
+
+    def _save_at_failure(self) -> None:
+        """The last whole iteration: until the oracle has answered, the one in flight has changed nothing but the random state."""
+        state = self.trainer.state_dict()
+        if not self.owing:
+            state |= self.random
+        more = {"owing": True} if self.owing else {}
+        self.run.save(self.trainer.steps_done, state, best_so_far=self.best, **more)
+
+    def _between(self, trainer: Trainer) -> None:
+        """Between two iterations: a log line, a look, a checkpoint, where they are due."""
+        t, step = self.experiment.config.train, trainer.steps_done
+        last = step == self.total
+        self.owing = True
+        look = step % t.eval_every == 0 and not last  # the last look, line and checkpoint are those of _finish
+        if (step % t.log_every == 0 or look) and not last:
+            record = self._stats()
+            if look:
+                record = joined(record, self.experiment.measure())
+            self._tell(record)
+            if look:
+                self._keep_if_best(record)
+        if step % t.save_every == 0 and not last:
+            self._save()
+        self.owing = False
+        self._note_random()
+
+    def _stats(self) -> dict[str, Any]:
+        stats = self.trainer.stats
+        if not bool(stats["finite"].any()):
+            raise Diverged(
+                f"the loss is not finite at step {self.trainer.steps_done}: lower --lr or --clip and train again; "
+                f"the checkpoints in {self.run.path} are from before"
+            )
+        calls = int(self.trainer.oracle_calls)
+        fixed = {"time": round(time.monotonic() - self.begun, 3), "oracle_calls": calls}
+        medians = {k: float(np.median(v[torch.isfinite(v)].numpy())) for k, v in stats.items() if bool(torch.isfinite(v).any())}
+        record: dict[str, Any] = {"step": self.trainer.steps_done, **fixed, **medians}
+        if self.experiment.config.train.seeds > 1:  # five digits: a million steps of five seeds stay below 20 MB
+            record["seeds"] = {k: [float(f"{x:.5g}") for x in v.tolist()] for k, v in stats.items()}
+        return record
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        self.run.log(record)
+        if self.on_progress is not None:
+            self.on_progress(record, self.total)
+
+    def _keep_if_best(self, record: dict[str, Any]) -> None:
+        elbo = record.get("elbo")
+        value = record["tv"] if record.get("tv") is not None else (None if elbo is None else -elbo)
+        if not not_better(value, self.best):
+            self.run.save(self.trainer.steps_done, self.trainer.state_dict(), best=True, best_so_far=value)
+            self.best = value  # after it is written: where that fails, it is still to be done
+
+    def _save(self) -> Path:
+        return self.run.save(self.trainer.steps_done, self.trainer.state_dict(), best_so_far=self.best)
+
+    def _finish(self, checkpoint: Path) -> Result:
+        """The figures of the last average, never of the best; then the files a person wants."""
+        found = self.experiment.measure(final=True)
+        self._tell(joined(self._stats(), found))
+        self._keep_if_best(found)
+        files = [checkpoint, self._write_designs("csv"), self._write_law()]
+        if hasattr(self.experiment.task.env, "decode"):
+            files.append(self._write_designs("fasta"))
+        files.append(self.run.write("summary.json", found | {"seconds": round(time.monotonic() - self.begun, 1)}))
+        files += [self.run.path / name for name in ("config.json", "environment.json", "metrics.jsonl")]
+        return Result(self.run.path, found, files, self.experiment)
+
+    def _write_law(self) -> Path:
+        """What the report draws of the law itself."""
+        e = self.experiment
+        with self.trainer.averaged():
+            arrays = picture.law_picture(e.yardstick, e.policy, e.drawn)
+        with self.run.file("law.npz") as file:
+            picture.save_picture(arrays, file)
+        return self.run.path / "law.npz"
+
+    def _write_designs(self, kind: str) -> Path:
+        name = f"samples.{kind}"
+        with self.run.file(name, text=True) as file:
+            export.write_rows(self.experiment.best_designs(), kind, file)
+        return self.run.path / name
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """The first Ctrl-C (or a scheduler's SIGTERM) ends training between two iterations, and the final look at once, since
+        everything is saved by then; a second one ends training at once too."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: object) -> None:
+            if self.finishing:
+                raise self._interrupted()
+            if self.trainer.stop_requested:
+                kept = self.run.checkpoints()  # each is there whole or not at all
+                whole = f"{kept[0].name} is whole" if kept else "there is no checkpoint yet, so that nothing is kept"
+                raise KeyboardInterrupt(f"interrupted at once; in {self.run.path} {whole}")
+            self.trainer.stop_requested = True
+            log.warning("stopping after this step; a second Ctrl-C stops at once")
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,347 @@
+"""The run folder: everything a run knows, written so that it survives being killed at any moment.
+
+    config.json       what was asked for; its presence is what makes a folder a run
+    environment.json  versions, hardware, commit, threads
+    metrics.jsonl     one line a log, append-only
+    oracle.jsonl      what an oracle in Python answered, one line an object, written at once
+    checkpoints/      step-00001000.safetensors: the last two and best.safetensors; never unpickled
+    summary.json      the final figures
+
+A whole file is written under a temporary name, synced and renamed, so that a reader sees the old one or the new one.
+torch is imported only where tensors are read or written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from stochflow import __version__
+from stochflow.runs.atomic import replacing
+from stochflow.runs.config import Config
+from stochflow.errors import UserError
+from stochflow.types import plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1  # of a checkpoint; a newer one is refused by name
+KEEP = 2  # checkpoints kept besides the best
+OURS = frozenset(  # the files a run writes beside its checkpoints
+    "config.json environment.json summary.json metrics.jsonl oracle.jsonl samples.csv samples.fasta law.npz report.html yardstick.json".split()
+)
+log = logging.getLogger("stochflow")
+
+
+class Checkpoint(NamedTuple):
+    """What one file holds: tensors flat by name, and scalars."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    scalars: dict[str, Any]  # step, format, version, and whatever the writer added
+
+    @property
+    def step(self) -> int:
+        return int(self.scalars["step"])
+
+
+class Run:
+    """An open run folder. Made by `Run.create` or `Run.open`; a writer holds the folder's lock until `close`."""
+
+    def __init__(self, path: Path, config: Config, lock: Any = None):
+        self.path, self.config, self._lock = path, config, lock
+
+    # opening ----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def create(path: str | os.PathLike[str], config: Config) -> Run:
+        """A new run in this folder; a folder that already holds one is refused."""
+        path = Path(path)
+        _refuse_existing(path)
+        with _named_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
+            try:
+                _refuse_existing(path)  # again, now that nobody else can be making it
+                (path / "checkpoints").mkdir(exist_ok=True)
+                write_json(path / "config.json", config.to_dict())
+            except BaseException:
+                lock.close()
+                raise
+        return Run(path, config, lock)
+
+    @staticmethod
+    def open(path: str | os.PathLike[str], write: bool = False) -> Run:
+        """A run that is there; `write` takes the folder's lock, and reading needs none."""
+        path = Path(path)
+        if not is_run(path):
+            what = "does not exist" if not path.exists() else "is not a run folder (it holds no config.json)"
+            raise UserError(f"{path} {what}: give the folder that `stochflow train` printed")
+        with _named_errors(path):
+            try:
+                data = json.loads((path / "config.json").read_text())
+            except ValueError as error:
+                raise UserError(f"{path / 'config.json'} is not JSON ({error}): restore it, or train again into another --out") from error
+            config = Config.from_dict(data, str(path / "config.json"))
+            lock = _lock(path) if write else None
+            if write:
+                for leftover in [*path.glob("*.tmp"), *(path / "checkpoints").glob("*.tmp")]:  # of a writer that was killed
+                    if leftover.name.removesuffix(".tmp") in OURS or leftover.parent != path:  # what others keep here is theirs
+                        leftover.unlink()
+        return Run(path, config, lock)
+
+    def close(self) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    # small files ------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, data: Any) -> Path:
+        """A JSON file of the folder, replaced whole."""
+        with _named_errors(self.path):
+            return write_json(self.path / name, data)
+
+    @contextlib.contextmanager
+    def file(self, name: str, text: bool = False) -> Iterator[IO[Any]]:
+        """A file of the folder to write into, replaced whole."""
+        with _named_errors(self.path), replacing(self.path / name, text) as file:
+            yield file
+
+    def read(self, name: str) -> Any:
+        """A JSON file of the folder; None where there is none."""
+        path = self.path / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    # metrics ----------------------------------------------------------------------------------------------------
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl and hand it to the system at once."""
+        with _named_errors(self.path), (self.path / "metrics.jsonl").open("a") as f:
+            f.write(json.dumps(plain(record)) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last line cut off by a kill is left out."""
+        path = self.path / "metrics.jsonl"
+        records = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+        return records
+
+    def truncate_metrics(self, step: int) -> None:
+        """Forget what was logged after `step`: a resumed run logs it again."""
+        if (self.path / "metrics.jsonl").exists():
+            kept = "".join(json.dumps(r) + "\n" for r in self.metrics() if r.get("step", 0) <= step)
+            with _named_errors(self.path):
+                _replace(self.path / "metrics.jsonl", kept.encode())
+
+    # checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, tensors: dict[str, Tensor], best: bool = False, **scalars: Any) -> Path:
+        """Write the checkpoint of `step`, drop all but the last two; `best` writes best.safetensors instead."""
+        folder = self.path / "checkpoints"
+        path = folder / ("best.safetensors" if best else f"step-{step:08d}.safetensors")
+        with _named_errors(self.path):
+            folder.mkdir(exist_ok=True)
+            _replace(path, pack(tensors, {"step": step, **scalars}))
+            for old in [] if best else self.checkpoints()[KEEP:]:
+                old.unlink()
+        return path
+
+    def checkpoints(self) -> list[Path]:
+        """The numbered checkpoints, newest first."""
+        folder = self.path / "checkpoints"
+        return sorted((p for p in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{8,}", p.stem)), key=_step_of, reverse=True)
+
+    def load_best(self) -> Checkpoint | None:
+        """The best checkpoint, None where there is none or it is damaged."""
+        path = self.path / "checkpoints" / "best.safetensors"
+        try:
+            return load_checkpoint(path) if path.exists() else None
+        except DamagedCheckpoint:
+            return None
+
+    def load(self) -> Checkpoint | None:
+        """The newest whole checkpoint, None where none was ever written. A damaged one is named and the one before is taken."""
+        damaged = []
+        best = self.path / "checkpoints" / "best.safetensors"
+        for path in [*self.checkpoints(), *([best] if best.exists() else [])]:
+            try:
+                found = load_checkpoint(path)
+            except DamagedCheckpoint as error:
+                damaged.append(path)
+                log.warning("%s; the one before it is used", error)
+                continue
+            return found
+        if damaged:
+            names = ", ".join(p.name for p in damaged)
+            raise UserError(f"every checkpoint in {self.path} is damaged ({names}): train again into another --out")
+        return None
+
+
+# files ----------------------------------------------------------------------------------------------------------
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Whether this folder holds a run."""
+    return (Path(path) / "config.json").is_file()
+
+
+def write_json(path: Path, data: Any) -> Path:
+    """A JSON file, replaced whole."""
+    _replace(path, (json.dumps(plain(data), indent=2) + "\n").encode())
+    return path
+
+
+def _replace(path: Path, content: bytes) -> None:
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """What the system refuses (full disk, read-only folder, a file in the way) is the user's to mend: say it in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise UserError(
+            f"cannot use the run folder {path}: {error.strerror or error} ({where}); what was saved before is whole: "
+            "free or allow the space and resume it, or choose another --out"
+        ) from error
+
+
+def _refuse_existing(path: Path) -> None:
+    if is_run(path):
+        raise UserError(f"{path} already holds a run: continue it with `stochflow resume {path} --steps TOTAL`, or choose another --out")
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, but --out is the run folder: choose another --out")
+
+
+def _lock(path: Path) -> Any:
+    """An open file that holds the folder's lock; closed, or its process ended, the folder is free."""
+    file = (path / ".lock").open("a")
+    try:
+        import fcntl
+    except ImportError:  # Windows: best effort
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise UserError(f"another process is writing the run folder {path}: wait for it or stop it, or choose another --out") from error
+    return file
+
+
+# the checkpoint file --------------------------------------------------------------------------------------------
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint file that cannot be read whole."""
+
+
+def pack(tensors: dict[str, Tensor], scalars: dict[str, Any]) -> bytes:
+    """One safetensors file: tensors flat by name; scalars, the format and a checksum as JSON in its header."""
+    import safetensors.torch
+
+    still = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    header = {"format": FORMAT, "version": __version__, "checksum": _checksum(still), **scalars}
+    return safetensors.torch.save(still, {"stochflow": json.dumps(plain(header))})
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read one file; DamagedCheckpoint where it is not whole, UserError where it is from a newer stochflow."""
+    import safetensors
+    import safetensors.torch
+
+    path = Path(path)
+    try:
+        with safetensors.safe_open(path, "pt") as f:
+            scalars = json.loads((f.metadata() or {})["stochflow"])
+            form = int(scalars["format"])
+            if form > FORMAT:
+                raise UserError(f"{path} has checkpoint format {form}, but stochflow {__version__} reads up to {FORMAT}: upgrade stochflow")
+            tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118  (no mapping)
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise DamagedCheckpoint(f"the checkpoint {path} is damaged ({type(error).__name__}: {error})") from error
+    if scalars.get("checksum") != _checksum(tensors) or "step" not in scalars:
+        raise DamagedCheckpoint(f"the checkpoint {path} is damaged (its checksum does not match)")
+    return Checkpoint(path, tensors, scalars)
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    """Over names and bytes: a flipped bit inside a tensor leaves the file's structure whole, and would go unseen."""
+    import torch
+
+    total = 0
+    for name in sorted(tensors):
+        total = zlib.crc32(name.encode(), total)
+        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
+    return total
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
+# where it ran ---------------------------------------------------------------------------------------------------
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions, hardware and commit, for `environment.json`."""
+    import torch
+
+    versions = {}
+    for name in ("torch", "numpy", "scipy", "numba", "llvmlite", "safetensors", "tyro"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {
+        "stochflow": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source, where the package is run from a checkout."""
+    here = Path(__file__).parent
+    if shutil.which("git") is None or not (here.parent.parent / ".git").exists():
+        return None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True, timeout=5
+        )
+        return done.stdout.strip() or None
+    return None

@@ -1,0 +1,257 @@
+"""From a task's settings to a `Task`: the ones that ship, and the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stochflow.runs import config
+from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
+from stochflow.scores.data import tfbind8
+from stochflow.worlds.env import Channel, Enumerable, Env
+from stochflow.worlds.conditioned import Conditioned
+from stochflow.worlds.grid import Grid
+from stochflow.worlds.strings import Strings
+from stochflow.worlds.grid import Corners
+from stochflow.worlds.strings import PROTEIN
+from stochflow.errors import UserError, did_you_mean
+from stochflow.scores.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
+from stochflow.law.modes import tfbind8_modes
+from stochflow.scores.oracles import Cached, Host, Table
+from stochflow.scores.rewards import Linear, Power
+from stochflow.types import Task
+
+
+def build(settings: Any) -> Task:
+    """The task that a settings dataclass of `config` describes."""
+    if isinstance(settings, config.UserTask):
+        return load(settings.name, **settings.settings)
+    makers: dict[str, Callable[..., Task]] = {
+        "grid": grid_task,
+        "tfbind8": tfbind8_task,
+        "bits": bits_task,
+        "gc": gc_task,
+        "peptide": peptide_task,
+        "rna": rna_task,
+    }
+    ships = type(settings) in config.TASKS.values() and settings.name in makers
+    if not ships:
+        known = ", ".join(t.__name__ for name, t in config.TASKS.items() if name in makers)
+        raise UserError(f"{settings!r} describes no task that ships: give one of {known}, or load your own with tasks.load")
+    return makers[settings.name](**asdict(settings))
+
+
+def grid_task(ndim: int = 2, side: int = 8, base: float = 1e-3, stick: float = 0.0, noise: str = "slip", confusion: str = "") -> Task:
+    """The hypergrid with bright corners; R is the oracle's score itself."""
+    if not base > 0:
+        raise UserError(f"base = {base} must be above 0: the reward away from the corners has a logarithm")
+    env = Grid(ndim, side)
+    return Task(env, make_channel(env, stick, noise, confusion), Corners(side, base), Power(beta=1.0, floor=base))
+
+
+def tfbind8_task(
+    stick: float = 0.25,
+    beta: float = 3.0,
+    floor: float = 1e-3,
+    ramp: float = 0.0,
+    table: str = "SIX6_REF_R1",
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """DNA 8-mers scored by a measured landscape; R = max(y, floor)^beta."""
+    env = Strings("ACGT", 8)
+    scores = tfbind8(table)
+    bright = np.zeros(len(scores), dtype=bool)
+    bright[tfbind8_modes(table)] = True
+    return Task(env, make_channel(env, stick, noise, confusion), Table(env, scores, bright), Power(beta, floor, ramp))
+
+
+def bits_task(
+    length: int = 120,
+    bits: int = 4,
+    modes: int = 60,
+    beta: float = 1.0,
+    mode_seed: int = 0,
+    stick: float = 0.0,
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """Sequences of `length` bits, `bits` of them a token, drawn to `modes` known ones: R = exp(-beta * distance to the nearest)."""
+    if not 1 <= bits <= 10:
+        raise UserError(f"a token of {bits} bits makes an alphabet of 2^{bits} letters: give 1 to 10 bits")
+    if not 8 <= length <= 120 or length % 8 or length % bits:
+        raise UserError(f"length = {length} bits cannot be built: give a multiple of 8 and of bits = {bits}, from 8 to 120")
+    if modes < 1:
+        raise UserError(f"modes = {modes} leaves nothing to find: give 1 or more")
+    if not beta > 0:
+        raise UserError(f"beta = {beta} must be above 0: it is what a wrong bit costs")
+    env = Strings(bit_alphabet(bits), length // bits)
+    return Task(env, make_channel(env, stick, noise, confusion), BitModes(env, bits, modes, mode_seed), Linear(beta * length))
+
+
+def gc_task(
+    length: int = 6,
+    targets: str = "0.2,0.5,0.8",
+    betas: str = "4,12",
+    stick: float = 0.1,
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """DNA of a GC content on demand, at a temperature on demand: one context for every pair of target and beta; R = exp(beta * (1 - |GC - target|))."""
+    wanted, sharp = _numbers("targets", targets), _numbers("betas", betas)
+    if min(wanted) < 0 or max(wanted) > 1:
+        raise UserError(f"targets = {targets!r} are shares of G and C: give numbers between 0 and 1")
+    if min(sharp) < 0:
+        raise UserError(f"betas = {betas!r} are inverse temperatures: give numbers of at least 0")
+    env = Conditioned(Strings("ACGT", length), torch.cartesian_prod(torch.tensor(wanted), torch.tensor(sharp)))
+    return Task(env, make_channel(env, stick, noise, confusion), GCContent(env), Tempered(env))
+
+
+def peptide_task(
+    min_length: int = 10,
+    beta: float = 3.0,
+    floor: float = 1e-3,
+    ramp: float = 0.0,
+    stick: float = 0.0,
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """Peptides of up to 50 residues that look antimicrobial to a network trained on shipped data; R = max(score, floor)^beta."""
+    env = Strings(PROTEIN, 50, min_length)
+    return Task(env, make_channel(env, stick, noise, confusion), PeptideProxy(env), Power(beta, floor, ramp))
+
+
+def rna_task(
+    structure: str = "((((....))))..((((....))))",
+    beta: float = 3.0,
+    floor: float = 1e-2,
+    ramp: float = 0.0,
+    stick: float = 0.0,
+    noise: str = "slip",
+    confusion: str = "",
+) -> Task:
+    """RNA that folds into a structure (dot-bracket), by ViennaRNA on the host, each sequence folded once."""
+    fold = RNAFold(structure)
+    env = Strings("ACGU", len(structure))
+    return Task(env, make_channel(env, stick, noise, confusion), Cached(Host(fold, env)), Power(beta, floor, ramp))
+
+
+def _numbers(what: str, text: str) -> list[float]:
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"{what} = {text!r} must be numbers with commas between, such as 0.2,0.5,0.8") from None
+    if not all(math.isfinite(x) for x in found):
+        raise UserError(f"{what} = {text!r} must be finite numbers")
+    return found
+
+
+def strings_task(
+    oracle: Callable[[list[str]], Any],
+    alphabet: str = "ACGT",
+    length: int = 8,
+    min_length: int | None = None,
+    channel: Channel | None = None,
+    reward: Callable[..., Tensor] | None = None,
+) -> Task:
+    """Any `list[str] -> scores` as a task over strings; with `min_length` strings may stop early.
+
+    The reward is the score, but at least 1e-3 (`Power()`); give `Linear()` where scores are logarithms or may be negative.
+    A slow oracle is asked once a sequence after `task = task._replace(oracle=Cached(task.oracle))`.
+    """
+    if not callable(oracle):
+        raise UserError(f"the oracle is {oracle!r}, which cannot be called: give a function from a list of strings to their scores")
+    env = Strings(alphabet, length, min_length)
+    return Task(env, channel or Exact(), Host(oracle, env), reward or Power())
+
+
+def make_channel(env: Env, stick: float, noise: str = "slip", confusion: str = "") -> Channel:
+    """The noise that three flags describe. A confusion table is the whole law by itself, so `stick` plays no part in it."""
+    if noise not in get_args(config.Noise):
+        raise UserError(
+            f"there is no noise {noise!r}{did_you_mean(noise, get_args(config.Noise))}: take one of {', '.join(get_args(config.Noise))}"
+        )
+    if noise != "confusion":
+        if confusion:
+            raise UserError(
+                f"the confusion table {confusion} is not used with --noise {noise}: add --noise confusion or leave the table out"
+            )
+        channel = Slip(stick) if noise == "slip" else Neighbour(stick)  # either refuses a stick outside [0, 1]
+        return Exact() if stick == 0 else channel
+    if not confusion:
+        raise UserError("--noise confusion needs a table: give --confusion FILE.csv, one row an action, one column a move")
+    table = Confusion(confusion)
+    real = env.num_moves - (env.stop is not None)
+    if table.table.shape[0] != real:
+        raise UserError(
+            f"the confusion table {confusion} has {table.table.shape[0]} rows, but {env!r} has {real} moves besides STOP: give one row each"
+        )
+    return table
+
+
+# the user's own -------------------------------------------------------------------------------------------------
+
+
+def find(spec: str) -> Callable[..., Any]:
+    """The function that `pkg.module:function` names, searched from the current directory too."""
+    module_name, _, function = spec.partition(":")
+    if not module_name or not function:
+        raise UserError(f"{spec!r} names no task function: write it as package.module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as problem:
+        if problem.name is not None and (module_name == problem.name or module_name.startswith(problem.name + ".")):
+            raise UserError(
+                f"there is no module {problem.name!r} (for the task {spec}): run from the folder that holds it, or install it"
+            ) from None
+        raise UserError(f"the module {module_name} needs {problem.name!r}, which is not installed: install it and try again") from problem
+    except Exception as problem:
+        raise UserError(f"the module {module_name} cannot be imported: {type(problem).__name__}: {problem}") from problem
+    found = getattr(module, function, None)
+    if not callable(found):
+        own = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
+        raise UserError(
+            f"the module {module_name} has no function {function!r}{did_you_mean(function, own)}: it has {', '.join(own) or 'none'}"
+        )
+    return found
+
+
+def load(spec: str, /, **kwargs: Any) -> Task:
+    """The task that the user's function `pkg.module:function` returns for these keyword arguments."""
+    function = find(spec)
+    parameters = inspect.signature(function).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for word in kwargs:
+            if word not in parameters:
+                raise UserError(
+                    f"the task {spec} takes no {word!r}{did_you_mean(word, parameters)}: it takes {', '.join(parameters) or 'nothing'}"
+                )
+    missing = [
+        n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n not in kwargs
+    ]
+    if missing:
+        raise UserError(f"the task {spec} needs {', '.join(missing)}: give a value, or a default in the function")
+    try:
+        task = function(**kwargs)
+    except UserError:
+        raise
+    except Exception as problem:
+        raise UserError(f"the task function {spec} failed: {type(problem).__name__}: {problem}") from problem
+    if not isinstance(task, Task):
+        raise UserError(
+            f"the task function {spec} returned {type(task).__name__}, not a Task: return strings_task(...) or Task(env, channel, oracle, reward)"
+        )
+    return task

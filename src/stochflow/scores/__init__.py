@@ -1,0 +1,1 @@
+"""What a finished object is worth: oracles, rewards, and the landscapes that ship."""

@@ -1,0 +1,378 @@
+"""Oracles: states [..., D] -> score [...], float32.
+
+`on_device` says whether an oracle is a tensor function that can be part of a captured iteration. `calls` counts the objects
+an oracle was asked about; a replayed CUDA graph runs no Python, so there the trainer's step times batch is the count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochflow.errors import UserError
+from stochflow.worlds.env import Enumerable, Env
+
+LARGEST = torch.finfo(torch.float32).max  # scores are kept in float32: beyond this they would be infinite
+Texts = Callable[[list[str]], Any]  # what a user writes: list[str] -> one score each
+
+
+class Table:
+    """A score for every state of an enumerable environment, or for the last ones in its order (all strings of full length).
+
+    `scores` [n] in the order of `env.all_states()`. States before those have no score: they read NaN, never a neighbour's
+    score. `modes` [n] bool marks the states that count as modes, where that is known.
+    """
+
+    on_device = True
+
+    def __init__(self, env: Enumerable, scores: Any, modes: Any = None):
+        given = torch.as_tensor(scores, dtype=torch.float64)
+        total = len(env.all_states())
+        if given.ndim != 1 or not 0 < len(given) <= total:
+            raise UserError(
+                f"a table for {env!r} holds one row of at most {total} scores, but this one has shape {tuple(given.shape)}"
+            )
+        if not bool(given.isfinite().all()):
+            first = int((~given.isfinite()).nonzero()[0])
+            raise UserError(f"score {first} of the table is {float(given[first])}: give finite scores")
+        self.env, self.calls = env, 0
+        self.scores = torch.full((total,), math.nan, dtype=torch.float64)
+        self.scores[total - len(given) :] = given
+        self._marked: Tensor | None = None
+        if modes is not None:
+            mark = torch.as_tensor(modes, dtype=torch.bool)
+            if mark.shape != given.shape:
+                raise UserError(
+                    f"the marks of the modes have shape {tuple(mark.shape)}, but the scores {tuple(given.shape)}: give one a score"
+                )
+            self._marked = torch.zeros(total, dtype=torch.bool)
+            self._marked[total - len(given) :] = mark
+        self._moved: dict[torch.device, Tensor] = {}  # one copy a device, so that a captured iteration copies nothing
+
+    def __call__(self, state: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():  # a counter inside a compiled graph would recompile it at every call
+            self.calls += state[..., 0].numel()
+        return self._table(state.device)[self.env.index(state)]
+
+    def _table(self, device: torch.device) -> Tensor:
+        if device not in self._moved:
+            self._moved[device] = self.scores.to(device, torch.float32)
+        return self._moved[device]
+
+    def modes(self, state: Tensor) -> Tensor | None:
+        """[...] True where the state is a mode; None where modes were not given."""
+        return None if self._marked is None else self._marked.to(state.device)[self.env.index(state)]
+
+
+class TextOracle(ABC):
+    """An oracle that is asked about texts, on the host. `Patient` and `Cached` wrap any other, in any order."""
+
+    on_device = False
+    env: Env
+    calls: int
+
+    @abstractmethod
+    def raw(self, texts: list[str]) -> list[float]:
+        """One float a text, NaN where there is no answer."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Stop the call that is under way, where that can be done."""
+
+    def __call__(self, state: Tensor) -> Tensor:
+        texts = self.env.decode(state)  # type: ignore[attr-defined]
+        values = self.raw(texts)
+        check_scores(texts, values)
+        return torch.tensor(values, dtype=torch.float32, device=state.device).reshape(state.shape[:-1])
+
+
+class Host(TextOracle):
+    """A Python callable `list[str] -> scores`, called once a batch with the whole batch. It may be slow; it may not lie:
+
+    a wrong number of scores, a missing one (None, KeyError), NaN or infinity stops with the sample's name.
+    """
+
+    def __init__(self, fn: Texts, env: Env):
+        if not hasattr(env, "decode"):
+            raise UserError(
+                f"{env!r} has no texts to show an oracle: write the oracle as a function of state tensors instead"
+            )
+        self.fn, self.env, self.calls = fn, env, 0
+
+    def cancel(self) -> None:
+        stop = getattr(self.fn, "cancel", None)
+        if callable(stop):
+            stop()
+
+    def raw(self, texts: list[str]) -> list[float]:
+        """What the callable says, as floats (NaN for None), one a text."""
+        if not texts:
+            return []
+        self.calls += len(texts)
+        try:
+            values = list(self.fn(list(texts)))
+        except UserError:
+            raise
+        except KeyError as problem:
+            unknown = problem.args[0] if problem.args and problem.args[0] in texts else texts[0]
+            raise UserError(
+                f"the oracle has no score for {unknown!r} (KeyError): it must know every sequence that can be built"
+            ) from problem
+        except Exception as problem:
+            raise UserError(
+                f"the oracle failed on a batch of {len(texts)} that begins with {texts[0]!r}: {type(problem).__name__}: {problem}"
+            ) from problem
+        if len(values) != len(texts):
+            raise UserError(
+                f"the oracle gave {len(values)} scores for {len(texts)} sequences (the first is {texts[0]!r}): give one score each"
+            )
+        return [_number(text, value) for text, value in zip(texts, values, strict=True)]
+
+
+def _number(text: str, value: Any) -> float:
+    if value is None:
+        return math.nan
+    if getattr(value, "ndim", 0) > 0:
+        raise UserError(f"the oracle gave {text!r} an array of shape {tuple(value.shape)}: give one number a sequence")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"the oracle said {value!r} of {text!r}: give one number a sequence") from None
+
+
+def check_scores(texts: Sequence[str], values: Sequence[float]) -> None:
+    """Raises for the first text whose score is missing, not finite or too large for float32."""
+    for i, (text, value) in enumerate(zip(texts, values, strict=True)):
+        if not abs(value) <= LARGEST:
+            said = "no score (None or NaN)" if math.isnan(value) else f"{value}"
+            raise UserError(
+                f"the oracle gave {said} for sample {i}, {text!r}: it must give a finite score to every sequence that can be built"
+            )
+
+
+class _Around(TextOracle):
+    """An oracle that hands on to another."""
+
+    def __init__(self, oracle: TextOracle):
+        self.oracle, self.env = oracle, oracle.env
+
+    @property
+    def calls(self) -> int:  # type: ignore[override]
+        return self.oracle.calls
+
+    def cancel(self) -> None:
+        self.oracle.cancel()
+
+
+class Patient(_Around):
+    """An oracle that is tried again: `retries` times where it raises, or where it has not answered after `timeout` seconds.
+
+    `timeout` 0 waits for ever. Before try number k it waits backoff * 2^(k-2) seconds, so that a busy server can recover. NaN is an
+    answer, and not asked for again. With a time-out the call runs in a thread of its own; Python cannot stop a thread, so a call that
+    hangs is left behind (a `Command` is ended), and its late answer is not used.
+    """
+
+    def __init__(self, oracle: TextOracle, timeout: float = 0.0, retries: int = 2, backoff: float = 1.0):
+        if timeout < 0 or retries < 0 or backoff < 0:
+            raise UserError(
+                f"timeout={timeout}, retries={retries} and backoff={backoff} of a patient oracle must be 0 or more"
+            )
+        super().__init__(oracle)
+        self.timeout, self.retries, self.backoff = timeout, retries, backoff
+
+    def raw(self, texts: list[str]) -> list[float]:
+        for done in range(self.retries):
+            try:
+                return self._once(texts)
+            except (UserError, _Late):
+                time.sleep(self.backoff * 2**done)
+        tries = self.retries + 1
+        try:
+            return self._once(texts)
+        except UserError as error:
+            raise error if tries == 1 else UserError(f"{error} (the last of {tries} tries)") from error
+        except _Late:
+            often = f", {tries} times," if tries > 1 else ""
+            raise UserError(
+                f"the oracle did not answer within {self.timeout:g} s{often} on a batch of {len(texts)} that begins with {texts[0]!r}: "
+                "mend it, or allow it more with a larger oracle_timeout"
+            ) from None
+
+    def _once(self, texts: list[str]) -> list[float]:
+        if self.timeout == 0 or not texts:
+            return self.oracle.raw(texts)
+        answer: queue.SimpleQueue[tuple[list[float] | None, BaseException | None]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answer.put((self.oracle.raw(texts), None))
+            except BaseException as error:  # whatever it is, it belongs to the one who waits
+                answer.put((None, error))
+
+        threading.Thread(
+            target=ask, name="oracle", daemon=True
+        ).start()  # a daemon: one that hangs does not keep the process alive
+        try:
+            values, error = answer.get(timeout=self.timeout)
+        except queue.Empty:
+            self.cancel()
+            raise _Late from None
+        if error is not None:
+            raise error
+        assert values is not None
+        return values
+
+
+class _Late(Exception):
+    """No answer in time."""
+
+
+class Cached(_Around):
+    """An oracle that is asked about each text once. `hits` counts the answers that cost nothing.
+
+    With `file`, answers are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
+    what was paid for is never lost, even where a later sample of the same batch fails. `at_most` texts are asked about in one
+    call (0: all), so that the answers to a long question are kept part by part, and a time-out means the same for any question.
+    """
+
+    def __init__(self, oracle: TextOracle, file: str | Path | None = None, at_most: int = 0):
+        super().__init__(oracle)
+        self.hits, self.at_most = 0, at_most
+        self.known: dict[str, float] = {}
+        self.file: Path | None = None
+        if file is not None:
+            self.keep_in(file)
+
+    def raw(self, texts: list[str]) -> list[float]:
+        new = [t for t in dict.fromkeys(texts) if t not in self.known]
+        self.hits += len(texts) - len(new)
+        width = self.at_most or len(new) or 1
+        for part in (new[i : i + width] for i in range(0, len(new), width)):
+            said = dict(zip(part, self.oracle.raw(part), strict=True))
+            good = {t: v for t, v in said.items() if abs(v) <= LARGEST}  # kept before anything is refused
+            self.known |= good
+            self._append(good)
+            if len(good) < len(part):  # this stops whoever asks: the parts that are left are not paid for
+                return [self.known.get(t, said.get(t, math.nan)) for t in texts]
+        return [self.known[t] for t in texts]
+
+    def keep_in(self, file: str | Path) -> None:
+        """From now on answers go to this file as well; what it holds is known, and what is known goes into it."""
+        self.file = Path(file)
+        before = self.known
+        self.known = {}
+        with _on_disk(self.file):
+            torn = self.recall(self.file)
+            if torn:
+                os.truncate(self.file, self.file.stat().st_size - torn)
+        news = {t: v for t, v in before.items() if t not in self.known}
+        self.known |= news
+        self._append(news)
+
+    def recall(self, file: str | Path) -> int:
+        """Know what this file holds, and leave it as it is; how many bytes of a last line cut short by a crash it ends with.
+
+        Of two answers about one text the first is taken: it is the one that was learned from.
+        """
+        path = Path(file)
+        content = path.read_bytes() if path.exists() else b""
+        *lines, rest = content.split(b"\n")
+        for place, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line)
+                score = float(entry["score"])
+                if not isinstance(entry["text"], str) or not abs(score) <= LARGEST:
+                    raise ValueError
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f"line {place} of {path} is not an oracle's answer: mend or remove it") from None
+            self.known.setdefault(entry["text"], score)
+        return len(rest)
+
+    def _append(self, scores: dict[str, float]) -> None:
+        if self.file is None or not scores:
+            return
+        content = "".join(json.dumps({"text": t, "score": v}) + "\n" for t, v in scores.items()).encode()
+        with _on_disk(self.file):
+            size = self.file.stat().st_size if self.file.exists() else 0
+            try:
+                with self.file.open("ab") as out:
+                    out.write(content)
+            except OSError:
+                with contextlib.suppress(OSError):  # half a line would spoil the one that follows it
+                    os.truncate(self.file, size)
+                raise
+
+
+@contextlib.contextmanager
+def _on_disk(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the oracle's answers cannot be kept in {file}: {error.strerror or error}: free or allow the space"
+        ) from error
+
+
+class Command:
+    """A shell command as `list[str] -> scores`: sequences on its standard input, one a line; one score a line on its output.
+
+    `Host(Command("./fold --fast"), env)` makes an oracle of it.
+    """
+
+    def __init__(self, command: str):
+        self.command = command
+        self._running: subprocess.Popen[str] | None = None
+
+    def __call__(self, texts: list[str]) -> list[float]:
+        for text in texts:
+            if text.splitlines() not in ([text], []):
+                raise UserError(
+                    f"{text!r} holds a line break, but the oracle `{self.command}` reads one sequence a line: use a Python oracle"
+                )
+        pipe = subprocess.PIPE
+        # a session of its own: Ctrl-C ends training between two iterations, not the command in the middle of one
+        running = subprocess.Popen(
+            self.command, shell=True, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+        self._running = running
+        try:
+            written, complaints = running.communicate("".join(t + "\n" for t in texts))
+        except BaseException:
+            self.cancel()
+            raise
+        if running.returncode != 0:
+            last = (complaints.strip().splitlines() or ["it said nothing"])[-1]
+            raise UserError(
+                f"the oracle `{self.command}` ended with status {running.returncode} on a batch beginning with {texts[0]!r}: {last}"
+            )
+        lines = written.split("\n")[: -1 if written.endswith("\n") else None]
+        if len(lines) != len(texts):
+            raise UserError(
+                f"the oracle `{self.command}` wrote {len(lines)} lines for {len(texts)} sequences: write one score a line"
+            )
+        return [_number(text, line) for text, line in zip(texts, lines, strict=True)]
+
+    def cancel(self) -> None:
+        """End the command that is running, and what it started."""
+        running = self._running
+        if running is None or running.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if os.name == "posix":
+                os.killpg(running.pid, signal.SIGKILL)
+            else:
+                running.kill()

@@ -1,0 +1,32 @@
+"""What final states are worth, looked up by their numbers: for oracles that are a table, or as cheap to ask about everything as about one batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochflow.scores.oracles import Table
+from stochflow.scores.rewards import Linear, Power
+from stochflow.types import Task
+from stochflow.worlds.env import Enumerable
+from stochflow.worlds.grid import Corners, Grid
+
+MOST = 1 << 22  # coordinates of all states together
+
+
+@torch.no_grad()
+def of_all(task: Task, device: torch.device) -> Tensor | None:
+    """[2, N] the scores and the log-rewards of all states in the environment's order; None where they are not known beforehand, or change."""
+    env, reward = task.env, task.reward
+    oracle: Any = task.oracle
+    if type(reward) not in (Power, Linear) or getattr(reward, "ramp", 0) > 0:
+        return None
+    own = (type(oracle) is Table and oracle.env is env) or (
+        type(oracle) is Corners and type(env) is Grid and oracle.side == env.side
+    )
+    if not own or not isinstance(env, Enumerable) or (type(oracle) is Corners and env.count() * env.state_dim > MOST):
+        return None
+    scores = oracle.scores.float() if type(oracle) is Table else oracle(env.all_states())
+    return torch.stack([scores, reward(scores, env.initial((1,)), None).float()]).to(device)

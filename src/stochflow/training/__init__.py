@@ -1,0 +1,1 @@
+"""The loop: where batches come from, and the trainer."""

@@ -1,0 +1,1 @@
+"""The geometry of moves (environments) and chance (channels)."""

@@ -1,0 +1,560 @@
+"""Checks at the door: an environment, a channel or an oracle is proved sound before anything is trained on it.
+
+Each failure is a `UserError` that names the state, the move and the remedy. Random walks draw from their own stream,
+so looking never changes a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stochflow.errors import UserError
+from stochflow.ops import NEG, masked_log_softmax
+from stochflow.types import Task
+from stochflow.worlds.env import Channel, Enumerable, Env
+
+ROOM = 1 << 22  # largest number of entries of an intermediate tensor
+EXACT = 1e-5  # what float32 probabilities may be off
+
+
+class Checked(NamedTuple):
+    """What a successful `check_env` has looked at."""
+
+    states: int
+    edges: int
+    enumerated: bool  # every state, not only those that random walks met
+
+
+@torch.no_grad()
+def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0) -> Checked:
+    """Proves that masks, `step`, `unstep`, `parents`, `features`, `horizon`, STOP and enumeration agree.
+
+    `samples` random walks are followed to their ends; an enumerable environment of at most `largest` states is checked whole.
+    """
+    _attributes(env)
+    walks = _walks(env, samples, seed)  # [W, T+1, D]
+    met = walks.flatten(0, 1).unique(dim=0)
+    _beginning(env, walks[:, 0])
+    edges = _all_edges(env, met)  # before the horizon: a wrong mask also makes walks too long
+    _batch_dims(env, met)
+    _freedom(env, walks)
+    _ending(env, walks[:, -1])
+    states = _list_states(env, walks, largest)
+    if states is None:
+        return Checked(len(met), edges, False)
+    edges = _all_edges(env, states)
+    _enumeration(env, states, met)
+    return Checked(len(states), edges, True)
+
+
+def _together(env: Env) -> int:
+    """How many states are looked at in one go."""
+    return max(1, ROOM // (env.num_moves * env.state_dim))
+
+
+# walking ----------------------------------------------------------------------------------------------------------
+
+
+def _show(env: Env, state: Tensor) -> str:
+    """A state as a person reads it."""
+    decode = getattr(env, "decode", None)
+    text = f" ({decode(state.reshape(1, -1))[0]!r})" if decode is not None else ""
+    return f"state {state.tolist()}{text}"
+
+
+def _attributes(env: Env) -> None:
+    for name in ("state_dim", "num_moves", "horizon"):
+        value = getattr(env, name, None)
+        if not isinstance(value, int) or value < 1:
+            raise UserError(
+                f"{name} of {env!r} is {value!r}, but it must be a whole number of at least 1: set it in __init__"
+            )
+    if env.stop is not None and not 0 <= env.stop < env.num_moves:
+        raise UserError(
+            f"stop of {env!r} is {env.stop}, but moves are numbered 0 to {env.num_moves - 1}: name one of them, or None"
+        )
+
+
+def _rows(env: Env, count: int) -> Tensor | None:
+    """A context for each of `count` objects, in turn."""
+    return None if env.contexts is None else torch.arange(count) % len(env.contexts)
+
+
+def _expect(env: Env, name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape or value.dtype != dtype:
+        got = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else repr(value)
+        raise UserError(f"{name} of {env!r} gives {got}, but {shape} of {dtype} is needed: correct {name}")
+
+
+def _walks(env: Env, count: int, seed: int) -> Tensor:
+    """Random walks that stop only where they must, [W, T+1, D]; also what `initial` gives is checked here."""
+    dice = torch.Generator().manual_seed(seed)
+    state = env.initial((count,), _rows(env, count))
+    _expect(env, "initial()", state, (count, env.state_dim), torch.int64)
+    path = [state]
+    for _ in range(env.horizon):
+        mask = env.moves(state)
+        _expect(env, "moves()", mask, (count, env.num_moves), torch.bool)
+        legal = env.real_moves(mask)
+        luck = torch.rand(legal.shape, generator=dice)
+        move = torch.where(legal, luck, -1.0).argmax(1)
+        after = env.step(state, move)
+        _expect(env, "step()", after, (count, env.state_dim), torch.int64)
+        state = torch.where(legal.any(1, keepdim=True), after, state)
+        path.append(state)
+    return torch.stack(path, 1)
+
+
+def _freedom(env: Env, walks: Tensor) -> None:
+    """What `free` and `switched` promise, along the walks: rollouts and losses leave out what they make unnecessary."""
+    if not env.free:
+        return
+    for t in range(env.horizon):
+        here, after = walks[:, t], walks[:, t + 1]
+        barred = ~env.moves(here).all(1)
+        if bool(barred.any()):
+            raise UserError(
+                f"{env!r} is free (objects take exactly {env.horizon} moves, all always legal), but at {_show(env, here[barred][0])} a move "
+                "is illegal: set free = False"
+            )
+        move = after[:, env.state_dim - env.horizon + t]
+        if not torch.equal(after, env.step(here, move)):
+            raise UserError(
+                f"{env!r} is free, but step {t}'s move does not become column {env.state_dim - env.horizon + t}: set free = False"
+            )
+        flag = env.switched(move, t)
+        if flag is not None:
+            change = env.features(after) - env.features(here)
+            if not torch.equal(change, torch.nn.functional.one_hot(flag, change.shape[1]).to(change)):
+                raise UserError(
+                    f"switched() of {env!r} names one feature that step {t}'s move sets, but more changes: let it return None"
+                )
+
+
+def _ending(env: Env, last: Tensor) -> None:
+    going = ~env.complete(last)
+    if bool(going.any()):
+        raise UserError(
+            f"after {env.horizon} moves {_show(env, last[going][0])} of {env!r} can still go on: "
+            "set horizon to the longest number of moves, or let moves() end it"
+        )
+
+
+def _beginning(env: Env, first: Tensor) -> None:
+    if bool(env.complete(first).any()):
+        raise UserError(
+            f"the initial {_show(env, first[0])} of {env!r} has nothing to decide: let moves() allow a move other than STOP"
+        )
+    came = env.parents(first)
+    if bool(came.any()):
+        row, move = came.nonzero()[0].tolist()
+        raise UserError(
+            f"parents() says that move {move} leads to the initial {_show(env, first[row])}: nothing may come before it"
+        )
+
+
+def _batch_dims(env: Env, states: Tensor) -> None:
+    """Leading dimensions are batch: one state, a row and a block must be treated alike."""
+    state = states[torch.arange(6) % len(states)]
+    move = env.moves(state).to(torch.uint8).argmax(1)
+    back = env.parents(state).to(torch.uint8).argmax(1)
+    functions: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+        "moves()": lambda s, m, b: env.moves(s),
+        "step()": lambda s, m, b: env.step(s, m),
+        "parents()": lambda s, m, b: env.parents(s),
+        "unstep()": lambda s, m, b: env.unstep(s, b),
+        "features()": lambda s, m, b: env.features(s),
+    }
+    if isinstance(env, Enumerable):
+        functions["index()"] = lambda s, m, b: env.index(s)
+    for name, call in functions.items():
+        row = call(state, move, back)
+        try:
+            block = call(state.view(2, 3, -1), move.view(2, 3), back.view(2, 3))
+            one = call(state[0], move[0], back[0])
+        except Exception as problem:
+            raise UserError(
+                f"{name} of {env!r} fails ({type(problem).__name__}: {problem}) on states [2, 3, D] or on one state [D], though not on [6, D]: "
+                "treat all leading dimensions as batch"
+            ) from problem
+        if block.shape != (2, 3, *row.shape[1:]) or one.shape != row.shape[1:]:
+            raise UserError(
+                f"{name} of {env!r} gives shape {tuple(block.shape)} for states [2, 3, D] and {tuple(one.shape)} for one state [D], "
+                f"but {(2, 3, *row.shape[1:])} and {tuple(row.shape[1:])} are needed: treat all leading dimensions as batch"
+            )
+        if not (torch.equal(block.reshape(row.shape), row) and torch.equal(one, row[0])):
+            raise UserError(
+                f"{name} of {env!r} depends on how states are batched, or on chance: make it a function of each state alone"
+            )
+    for batch in ((), (2, 3)):
+        rows = None if env.contexts is None else torch.zeros(batch, dtype=torch.long)
+        _expect(env, f"initial({batch})", env.initial(batch, rows), (*batch, env.state_dim), torch.int64)
+
+
+# geometry ---------------------------------------------------------------------------------------------------------
+
+
+def _same(a: Tensor, b: Tensor) -> Tensor:
+    return (a == b).all(-1)
+
+
+def _all_edges(env: Env, states: Tensor) -> int:
+    """The number of edges that leave these states, each checked."""
+    width = env.features(states[:1]).shape[-1]
+    return sum(_geometry(env, part, width) for part in states.split(_together(env)))
+
+
+def _geometry(env: Env, state: Tensor, width: int) -> int:
+    """Every edge that leaves or enters these states [n, D]; the number of edges that leave."""
+    count = len(state)
+    mask, came, seen = env.moves(state), env.parents(state), env.features(state)
+    _expect(env, "moves()", mask, (count, env.num_moves), torch.bool)
+    _expect(env, "parents()", came, (count, env.num_moves), torch.bool)
+    if not seen.is_floating_point() or seen.shape != (count, width):
+        raise UserError(
+            f"features() of {env!r} gives {tuple(seen.shape)} of {seen.dtype}, but ({count}, {width}) of floats is needed"
+        )
+    if not bool(seen.isfinite().all()):
+        bad = state[(~seen.isfinite()).any(1)][0]
+        raise UserError(f"features() of {_show(env, bad)} are not finite: scale or encode what is infinite or NaN")
+    for name, again, once in (("moves()", env.moves(state), mask), ("parents()", env.parents(state), came)):
+        if not torch.equal(again, once):
+            bad = state[(again != once).any(1)][0]
+            raise UserError(
+                f"{name} gives two answers for {_show(env, bad)}: chance belongs into a Channel, not into an Env"
+            )
+
+    if env.stop is not None:
+        bad = came[:, env.stop].nonzero()
+        if len(bad):
+            raise UserError(
+                f"parents() of {_show(env, state[int(bad[0])])} contains STOP (move {env.stop}): STOP leads nowhere, leave it out"
+            )
+        stopped = env.step(state, torch.full((count,), env.stop))
+        moved = (mask[:, env.stop] & ~_same(stopped, state)).nonzero()
+        if len(moved):
+            i = int(moved[0])
+            raise UserError(
+                f"STOP (move {env.stop}) turns {_show(env, state[i])} into {stopped[i].tolist()}: STOP must leave the state as it is"
+            )
+
+    # forwards: every legal move leads somewhere new, and the way back is known
+    here, move = env.real_moves(mask).nonzero(as_tuple=True)
+    start = state[here]
+    child, again = env.step(start, move), env.step(start, move)
+    _expect(env, "step()", child, (len(move), env.state_dim), torch.int64)
+
+    def fail(bad: Tensor, words: str, remedy: str, at: Tensor = start, by: Tensor = move, to: Tensor = child) -> None:
+        if bool(bad.any()):
+            i = int(bad.nonzero()[0])
+            raise UserError(
+                words.format(move=int(by[i]), state=_show(env, at[i]), to=_show(env, to[i])) + f": {remedy}"
+            )
+
+    fail(
+        ~_same(child, again),
+        "step() gives two answers for move {move} at {state}",
+        "chance belongs into a Channel, not into an Env",
+    )
+    fail(
+        _same(child, start),
+        "moves() allows move {move} at {state}, but step() leaves the state as it is",
+        "forbid the move in moves(), or let step() carry it out",
+    )
+    known = env.parents(child).gather(1, move.unsqueeze(1)).squeeze(1)
+    fail(
+        ~known,
+        "move {move} leads from {state} to {to}, but parents() there does not list it",
+        "add the move to parents()",
+    )
+    back = env.unstep(child, move)
+    _expect(env, "unstep()", back, (len(move), env.state_dim), torch.int64)
+    fail(
+        ~_same(back, start),
+        "move {move} leads from {state} to {to}, but unstep() does not lead back",
+        "make unstep() the inverse of step()",
+    )
+
+    # backwards: every parent listed can really come here
+    here, move_in = came.nonzero(as_tuple=True)
+    to = state[here]
+    origin = env.unstep(to, move_in)
+    allowed = env.moves(origin).gather(1, move_in.unsqueeze(1)).squeeze(1)
+    fail(
+        ~allowed,
+        "parents() says that move {move} leads from {state} to {to}, but moves() forbids it there",
+        "drop it from parents(), or allow it in moves()",
+        origin,
+        move_in,
+        to,
+    )
+    fail(
+        ~_same(env.step(origin, move_in), to),
+        "parents() says that move {move} leads from {state} to {to}, but step() leads elsewhere",
+        "drop it from parents(), or correct unstep()",
+        origin,
+        move_in,
+        to,
+    )
+    if env.tree and bool((came.sum(1) > 1).any()):
+        bad = state[came.sum(1) > 1][0]
+        raise UserError(
+            f"{_show(env, bad)} has {int(came.sum(1).max())} parents, but tree = True promises one: set tree = False"
+        )
+    return len(move)
+
+
+# enumeration ------------------------------------------------------------------------------------------------------
+
+
+def _list_states(env: Env, walks: Tensor, largest: int) -> Tensor | None:
+    """All states of an enumerable environment (of its first context); None where they are too many to list.
+
+    The number is not known before they are listed, so it is judged by the positions that `index` gives states on the
+    walks, unless the walks have so few branches that there cannot be many.
+    """
+    if not isinstance(env, Enumerable):
+        return None
+    mine = walks if env.contexts is None else walks[_rows(env, len(walks)) == 0]
+    place = env.index(mine.flatten(0, 1))
+    branches = env.real_moves(env.moves(mine)).sum(-1).amax(0)  # [T+1] most choices met at each depth
+    paths = float(branches.clamp(min=1).double().log().sum())
+    if paths > math.log(largest) and bool(((place < 0) | (place >= largest)).any()):
+        return None
+    listed = env.all_states(None if env.contexts is None else 0)
+    if listed.ndim != 2 or listed.shape[1] != env.state_dim or listed.dtype != torch.int64:
+        raise UserError(
+            f"all_states() of {env!r} gives {tuple(listed.shape)} of {listed.dtype}, but [N, {env.state_dim}] of torch.int64 is needed"
+        )
+    return listed if len(listed) <= largest else None
+
+
+def _enumeration(env: Any, states: Tensor, met: Tensor) -> None:
+    """`all_states` and `index` against the states that moves really lead to."""
+    count = len(states)
+    _, twins = states.unique(dim=0, return_inverse=True)
+    if bool((twins.bincount() > 1).any()):
+        double = states[(twins.bincount() > 1)[twins]][0]
+        raise UserError(f"all_states() lists {_show(env, double)} more than once: list each state once")
+    first = env.initial((1,), None if env.contexts is None else torch.zeros(1, dtype=torch.long))
+    if not torch.equal(states[:1], first):
+        raise UserError(
+            f"all_states() begins with {_show(env, states[0])}, but the initial {_show(env, first[0])} comes first"
+        )
+    place = env.index(states)
+    wrong = (place != torch.arange(count)).nonzero()
+    if len(wrong):
+        i = int(wrong[0])
+        raise UserError(
+            f"index() puts {_show(env, states[i])} at {int(place[i])}, but all_states() lists it at {i}: make the two agree"
+        )
+    if env.contexts is None:
+        _listed(env, states, met, "a walk of legal moves leads to it")
+    entered = torch.zeros(count, dtype=torch.long)
+    leaving = 0
+    size = _together(env)
+    for start in range(0, count, size):
+        part = states[start : start + size]
+        here, move = env.real_moves(env.moves(part)).nonzero(as_tuple=True)
+        child = env.step(part[here], move)
+        to = _listed(env, states, child, "a legal move leads to it")
+        late = (to <= here + start).nonzero()
+        if len(late):
+            i = int(late[0])
+            raise UserError(
+                f"all_states() lists {_show(env, child[i])} before {_show(env, part[here[i]])}, from which move {int(move[i])} leads to it: "
+                "list parents before children"
+            )
+        entered += torch.bincount(to, minlength=count)
+        leaving += len(move)
+    lost = (entered[1:] == 0).nonzero()
+    if len(lost):
+        raise UserError(
+            f"all_states() lists {_show(env, states[int(lost[0]) + 1])}, but no legal move leads to it: leave it out, or allow the move"
+        )
+    depth = _longest(env, states)
+    if depth != env.horizon:
+        raise UserError(
+            f"horizon of {env!r} is {env.horizon}, but the longest way to a finished object takes {depth} moves: set it to {depth}"
+        )
+
+
+def _listed(env: Any, states: Tensor, wanted: Tensor, why: str) -> Tensor:
+    """Positions of `wanted` in the list; a state that is not there is named."""
+    place = env.index(wanted)
+    inside = (place >= 0) & (place < len(states))
+    there = inside & _same(states[place.clamp(0, len(states) - 1)], wanted)
+    if not bool(there.all()):
+        bad = wanted[~there][0]
+        raise UserError(
+            f"{_show(env, bad)} is not where index() says ({int(place[~there][0])} of {len(states)}) in all_states(), but {why}: list it"
+        )
+    return place
+
+
+def _longest(env: Any, states: Tensor) -> int:
+    """The longest number of moves from the first state, following whole layers; every state is listed and acyclic by now."""
+    layer, steps = states[:1], 0
+    while True:
+        here, move = env.real_moves(env.moves(layer)).nonzero(as_tuple=True)
+        if not len(move):
+            return steps
+        places = env.index(env.step(layer[here], move)).unique()
+        layer, steps = states[places], steps + 1
+
+
+# channels and oracles ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) -> None:
+    """Proves that P(move | state, action) is a law on the legal moves, that each of them can happen, and that `marginal` and `arrivals` agree."""
+    dice = torch.Generator().manual_seed(seed)
+    state = _walks(env, samples, seed).flatten(0, 1).unique(dim=0)
+    state = state[~env.complete(state)]
+    state = state[torch.randperm(len(state), generator=dice)[: max(1, ROOM // env.num_moves**2)][:4096]].unsqueeze(
+        0
+    )  # [1, n, D]: a row of one seed
+    mask = env.moves(state)
+    legal = env.real_moves(mask)
+    memory = channel.begin(state)
+    best = torch.full(legal.shape, -math.inf)
+    for a in range(env.num_moves):
+        if a == env.stop:
+            continue
+        action = torch.full(state.shape[:-1], a)
+        log_p = channel.log_probs(state, legal, action, memory)
+        if log_p.shape != legal.shape:
+            raise UserError(
+                f"log_probs() of {channel!r} gives shape {tuple(log_p.shape)}, but {tuple(legal.shape)} is needed: one entry a move"
+            )
+        p = log_p.double().exp()
+        meant = legal[..., a]  # only legal actions are ever taken
+
+        def fail(bad: Tensor, words: str, remedy: str, a: int = a) -> None:
+            if bool(bad.any()):
+                raise UserError(f"{channel!r}, action {a} at {_show(env, state[bad][0])}: {words} {remedy}")
+
+        nan = meant & (p.isnan() | (p == math.inf)).any(-1)
+        fail(nan, "a probability is not a number,", "so give log-probabilities (NEG where impossible)")
+        stray = torch.where(legal, 0, p).sum(-1)
+        worst = float(torch.where(meant, stray, 0).max())
+        fail(
+            meant & (stray > EXACT),
+            f"mass {worst:.3g} falls on moves that are illegal there,",
+            "so restrict it to `legal` and renormalise",
+        )
+        total = torch.where(legal, p, 0).sum(-1)
+        off = torch.where(meant, (total - 1).abs(), 0)
+        if bool((off > EXACT).any()):
+            i = int(off.flatten().argmax())
+            raise UserError(
+                f"{channel!r}, action {a} at {_show(env, state[0, i])}: the probabilities of the moves sum to {float(total.flatten()[i]):.6g}, "
+                "not to 1: normalise them over `legal`"
+            )
+        if channel.exact:
+            fail(
+                meant & (p[..., a] < 1 - EXACT),
+                "`exact` is True, but something else may happen,",
+                "so set exact = False",
+            )
+        best = torch.where(meant.unsqueeze(-1), torch.maximum(best, log_p.to(best)), best)
+        drawn = channel.sample(state, legal, action, memory)
+        chance = p.gather(-1, drawn.clamp(0, env.num_moves - 1).unsqueeze(-1)).squeeze(-1)
+        fail(
+            meant & (chance <= 0),
+            "sample() draws a move of probability zero,",
+            "so draw from the law that log_probs() states",
+        )
+    never = legal & (best < NEG / 2)
+    if bool(never.any()):
+        _, i, move = never.nonzero()[0].tolist()
+        raise UserError(
+            f"{channel!r}: no action brings about move {move} at {_show(env, state[0, i])}, so what lies behind it is out of reach: "
+            "give the move a positive probability under some action, or make it illegal in the environment"
+        )
+    log_pi = masked_log_softmax(torch.randn(legal.shape, generator=dice), mask)
+    said = torch.where(legal, channel.marginal(state, legal, log_pi, memory).exp(), 0)
+    meant_law = torch.where(legal, Channel.marginal(channel, state, legal, log_pi, memory).exp(), 0)
+    gap = (said - meant_law).abs().amax(-1)
+    if not bool((gap <= EXACT).all()):
+        i = int(gap.nan_to_num(math.inf).argmax())
+        raise UserError(
+            f"marginal() of {channel!r} is off by {float(gap[0, i]):.3g} from the sum of log_probs() over actions at {_show(env, state[0, i])}: "
+            "correct it, or leave it out and the sum is taken for you"
+        )
+    for move in range(env.num_moves):
+        happened = torch.full(state.shape[:-1], move)
+        may = legal & legal[..., move : move + 1]
+        said, meant_law = (
+            f(state, legal, happened, memory) for f in (channel.arrivals, lambda *x: Channel.arrivals(channel, *x))
+        )
+        if said.shape != legal.shape:
+            raise UserError(
+                f"arrivals() of {channel!r} gives shape {tuple(said.shape)}, but {tuple(legal.shape)} is needed: one entry an action"
+            )
+        gap = torch.where(may, (said.exp() - meant_law.exp()).abs(), 0).amax(-1)
+        if not bool((gap <= EXACT).all()):
+            i = int(gap.nan_to_num(math.inf).argmax())
+            raise UserError(
+                f"arrivals() of {channel!r} is off by {float(gap[0, i]):.3g} from log_probs() for move {move} at {_show(env, state[0, i])}: "
+                "correct it, or derive from a channel that does not define it, and log_probs() is asked for you"
+            )
+
+
+@torch.no_grad()
+def check_oracle(task: Task, samples: int = 16, seed: int = 0) -> None:
+    """Asks the oracle about a few finished objects and proves that scores and log-rewards are finite and one a state."""
+    env = task.env
+    walks = _walks(env, samples, seed)
+    final = walks[:, -1]
+    if env.stop is not None:  # objects may also end on the way
+        on_way = walks.flatten(0, 1)
+        final = torch.cat([final, on_way[env.moves(on_way)[:, env.stop]]])
+    final = final.unique(dim=0)
+    dice = torch.Generator().manual_seed(seed)
+    state = final[torch.randperm(len(final), generator=dice)[:samples]].unsqueeze(0)  # [1, n, D]
+    try:
+        score = task.oracle(state)
+    except UserError:
+        raise
+    except Exception as problem:
+        raise UserError(
+            f"the oracle failed on {_show(env, state[0, 0])} and {state.shape[1] - 1} more: {type(problem).__name__}: {problem}; "
+            "it must score every object that can be built"
+        ) from problem
+    _scores(
+        env,
+        state,
+        score,
+        "the oracle",
+        "give one number for each state of a batch [..., D]",
+        "it must give a finite score to every object",
+    )
+    reward = task.reward(score, state, None)
+    _scores(
+        env,
+        state,
+        reward,
+        "the reward",
+        "give one log-reward a score",
+        "the log-reward must be finite (a floor above 0 keeps the log of it so)",
+    )
+
+
+def _scores(env: Env, state: Tensor, value: Any, who: str, shape_remedy: str, remedy: str) -> None:
+    """One finite number for each state [1, n, D]."""
+    if not isinstance(value, Tensor) or value.shape != state.shape[:-1]:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
+        raise UserError(
+            f"{who} gives {got} for {tuple(state.shape[:-1])} states, one of them {_show(env, state[0, 0])}: {shape_remedy}"
+        )
+    bad = ~value.isfinite()
+    if bool(bad.any()):
+        i = int(bad[0].nonzero()[0])
+        raise UserError(f"{who} gives {float(value[0, i])} for sample {i}, {_show(env, state[0, i])}: {remedy}")

@@ -1,0 +1,86 @@
+"""Any environment under a condition: one more column that moves never change, the row number of a context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from stochflow.errors import UserError
+from stochflow.worlds.env import Enumerable, Env
+
+
+class Conditioned(Enumerable):
+    """States are [row | inner state]; `contexts` [R, ...] holds what row r stands for and stays out of the state.
+
+    The policy encodes contexts[row] once a batch; oracle and reward find their target by the row.
+    """
+
+    def __init__(self, inner: Env, contexts: Tensor):
+        contexts = torch.as_tensor(contexts)
+        if contexts.dim() < 2 or len(contexts) == 0:
+            raise UserError(
+                f"contexts must be a table of at least one row, [rows, width], but have shape {tuple(contexts.shape)}"
+            )
+        if not bool(torch.isfinite(contexts.float()).all()):
+            row = int((~torch.isfinite(contexts.float())).flatten(1).any(1).nonzero()[0])
+            raise UserError(f"context row {row} holds a NaN or infinite value: fill or mask missing values before")
+        self.inner, self.contexts, self.rows = inner, contexts, len(contexts)
+        self.state_dim = inner.state_dim + 1
+        self.num_moves, self.horizon, self.stop, self.tree = inner.num_moves, inner.horizon, inner.stop, inner.tree
+        same = all(getattr(type(self), name) is getattr(Conditioned, name) for name in ("initial", "moves", "step"))
+        self.free = inner.free and same
+
+    def _with(self, state: Tensor, inner: Tensor) -> Tensor:
+        return torch.cat([state[..., :1], inner], -1)
+
+    def initial(self, batch, row=None):
+        row = torch.zeros(batch, dtype=torch.long) if row is None else row
+        return torch.cat([row.unsqueeze(-1), self.inner.initial(batch, row)], -1)
+
+    def moves(self, state: Tensor) -> Tensor:
+        return self.inner.moves(state[..., 1:])
+
+    def step(self, state: Tensor, move: Tensor) -> Tensor:
+        return self._with(state, self.inner.step(state[..., 1:], move))
+
+    def parents(self, state: Tensor) -> Tensor:
+        return self.inner.parents(state[..., 1:])
+
+    def unstep(self, state: Tensor, move: Tensor) -> Tensor:
+        return self._with(state, self.inner.unstep(state[..., 1:], move))
+
+    def features(self, state: Tensor) -> Tensor:
+        return self.inner.features(state[..., 1:])
+
+    @property
+    def decode(self) -> Callable[[Tensor], list[str]]:
+        """States to the texts of what they build, the condition left out; there is none (as for `hasattr`) where the inner has no
+        readable letters: a grid has no letters, and the bins of a series are numbers."""
+        if not hasattr(self.inner, "decode") or not getattr(self.inner, "alphabet", "a").isprintable():
+            raise AttributeError(f"{self.inner!r} builds nothing that can be read as text")
+        read = self.inner.decode
+        return lambda state: read(state[..., 1:])
+
+    def switched(self, move, t):
+        return self.inner.switched(move, t) if type(self).features is Conditioned.features else None
+
+    def _listed(self) -> Enumerable:
+        if not isinstance(self.inner, Enumerable):
+            raise UserError(f"{self.inner!r} cannot be enumerated, so neither can it under a condition")
+        return self.inner
+
+    def all_states(self, row=None) -> Tensor:
+        """The states of one context (row 0 if none is named)."""
+        inner = self._listed().all_states()
+        return torch.cat([torch.full_like(inner[:, :1], row or 0), inner], -1)
+
+    def index(self, state: Tensor) -> Tensor:
+        return self._listed().index(state[..., 1:])
+
+    def count(self) -> int:
+        return self._listed().count()
+
+    def __repr__(self) -> str:
+        return f"Conditioned({self.inner!r}, {self.rows} contexts)"
