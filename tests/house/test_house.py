@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -41,10 +44,48 @@ def test_every_public_name_is_there(name):
     assert callable(found)
 
 
-def test_functions_are_not_hidden_by_the_modules_they_live_in():
-    """`stochflow.rollout` is a function and a module; the function wins, whatever was imported first."""
-    code = "import stochflow.training.trainer, stochflow.rollout, stochflow; from stochflow import rollout, evaluate; print(callable(rollout), callable(evaluate))"
-    assert python(code).split() == ["True", "True"]
+def test_no_public_name_is_also_a_module():
+    """`stochflow.rollout` is a function, whichever modules were imported before: nothing of that name can hide it."""
+    package = Path(stochflow.__file__).parent
+    modules = {p.stem for p in package.glob("*.py")} | {p.name for p in package.iterdir() if p.is_dir()}
+    assert modules & set(stochflow.__all__) == set()
+
+
+FLAT = {"__init__", "__main__", "errors", "types", "ops", "quickstart", "entropy"}
+
+
+def test_nothing_else_lies_flat_and_every_package_says_its_job():
+    package = Path(stochflow.__file__).parent
+    assert {p.stem for p in package.glob("*.py")} == FLAT
+    folders = {p.parent for p in package.rglob("*.py")} - {package}
+    for folder in folders:
+        doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        assert doc, f"{folder} does not say its one job"
+
+
+def test_a_wheel_holds_every_kernel_and_data_file(tmp_path):
+    """Installed elsewhere, the package has what it has here."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("src", "pyproject.toml", "README.md", "LICENSE"):
+        found = ROOT / name
+        copy = shutil.copytree if found.is_dir() else shutil.copy
+        copy(found, source / name)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(source)],
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {
+        p.relative_to(ROOT / "src").as_posix()
+        for p in (ROOT / "src" / "stochflow").rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+    assert any(name.endswith(".cu") for name in wanted)
+    assert wanted - held == set()
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -78,7 +119,11 @@ def test_help_answers_at_once_and_without_torch(words):
 
 def test_the_engine_needs_torch_numpy_and_scipy_alone():
     """Importing the core brings in nothing that an extra, the command line or a picture needs."""
-    core = "types ops env channels envs oracles rewards nets dynamics rollout evaluate objectives buffer exact floors metrics modes check trainer runs tasks"
+    core = (
+        "types ops worlds.env worlds.channels worlds.grid worlds.strings worlds.check scores.oracles scores.rewards nets.policy "
+        "noise.dynamics learn.rollout learn.evaluate learn.objectives learn.buffer engines.choose engines.eager law.exact "
+        "law.floors law.metrics law.modes training.trainer runs.folder runs.tasks"
+    )
     code = f"import sys\nfor m in {core.split()!r}: __import__('stochflow.' + m)\nprint([m for m in ('tyro','matplotlib','pandas','Bio','rapidfuzz','safetensors','logomaker') if m in sys.modules])"
     assert python(code).strip() == "[]"
 

@@ -7,7 +7,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from stochflow import ops
+from stochflow.engines.eager import Eager
 from stochflow.engines.flat import FlatParameters
+from stochflow.errors import UserError
 from stochflow.learn.objectives import DetailedBalance, FlowKL, TrajectoryBalance
 from stochflow.learn.rollout import rollout
 from stochflow.nets.layers import Linear
@@ -31,12 +33,15 @@ def grid_task(alpha: float = 0.25) -> Task:
     return Task(Grid(2, 4), Slip(alpha), Corners(4), Power(1.0, 1e-6))
 
 
-def make(seeds=(0,), task=None, objective=None, dynamics=Neural, net=None, batch=8, explore=0.1) -> Trainer:
+def make(
+    seeds=(0,), task=None, objective=None, dynamics=Neural, net=None, batch=8, explore=0.1, engine="auto"
+) -> Trainer:
     task = grid_task() if task is None else task
     torch.manual_seed(0)
     policy = Policy(task.env, MLP(16, 2) if net is None else net, seeds=seeds)
     model = Known(task.env, task.channel) if dynamics is Known else dynamics(task.env, seeds)
-    return Trainer(task, policy, model, objective or DetailedBalance(), OnPolicy(task, policy, batch, explore))
+    source = OnPolicy(task, policy, batch, explore)
+    return Trainer(task, policy, model, objective or DetailedBalance(), source, engine=engine)
 
 
 def test_a_seed_that_turns_nan_leaves_the_others_bit_identical():
@@ -86,8 +91,7 @@ def test_the_number_of_operators_does_not_depend_on_the_seeds_where_all_trajecto
 ):
     def operators(seeds: int) -> int:
         world = Task(Strings("ACG", 3), Slip(noise), lambda s: s.float().mean(-1), Power())
-        trainer = make(range(seeds), task=world, net=net, objective=objective, dynamics=dynamics)
-        trainer._noise = None  # a way that one seed has alone
+        trainer = make(range(seeds), task=world, net=net, objective=objective, dynamics=dynamics, engine="eager")
         trainer.train(2)
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             trainer.train(3)
@@ -95,17 +99,16 @@ def test_the_number_of_operators_does_not_depend_on_the_seeds_where_all_trajecto
 
     assert operators(2) == operators(5)
     assert operators(1) <= operators(2)
-    if noise:  # without, one seed takes its gradient by a way of its own
-        assert operators(2) <= 1.06 * operators(1)  # one seed saves a few copies that put seeds first
+    assert operators(2) <= 1.15 * operators(1)  # one seed saves a few copies that put seeds first
 
 
 def test_average_is_the_power_law_mean_of_the_weights():
     layer = Linear(2, 1, [torch.Generator().manual_seed(0)])
     flat = FlatParameters(layer, lr=0.1, clip=1e9)
-    expected = torch.zeros_like(flat.average)
+    expected, engine = torch.zeros_like(flat.average), Eager()
     for step in range(6):
         flat.differentiate(layer(torch.ones(1, 4, 2)))
-        flat.update(torch.tensor(float(step), dtype=torch.float64))
+        engine.update(flat, torch.tensor(float(step), dtype=torch.float64), False)
         weight = 8.0 / (step + 8.0)
         expected = (1 - weight) * expected + weight * flat.values.detach()
         assert torch.allclose(flat.average, expected, atol=1e-6)
@@ -119,10 +122,10 @@ def test_every_parameter_begins_where_wide_loads_may_and_what_lies_between_stays
     for name, here in flat.slices.items():
         assert here.start % 32 == 0
         assert torch.equal(flat.named[name].flatten(), flat.values[here])
-        assert torch.equal(flat.slopes[name].flatten(), flat.values.grad[here])
+        assert torch.equal(flat.gradients[name].flatten(), flat.grad[here])
         between[here] = False
     assert bool(between.any())
-    for vector in (flat.values, flat.average, flat.values.grad, *flat.moments):
+    for vector in (flat.values, flat.average, flat.grad, *flat.moments):
         assert float(vector.detach()[between].abs().max()) == 0
 
 
@@ -140,9 +143,9 @@ def test_gradients_are_clipped_for_each_seed_alone():
     layer = Linear(1, 1, [torch.Generator().manual_seed(s) for s in (0, 1)])
     flat = FlatParameters(layer, lr=0.1, clip=1.0)
     flat.differentiate(layer(torch.ones(2, 1, 1)).squeeze() * torch.tensor([100.0, 0.1]))
-    norms = flat.update(torch.zeros((), dtype=torch.float64))
+    norms = Eager().update(flat, torch.zeros((), dtype=torch.float64), False)
     assert norms.tolist() == pytest.approx([100 * 2**0.5, 0.1 * 2**0.5], rel=1e-5)
-    assert flat.values.grad[flat.slices["weight"]].tolist() == pytest.approx([0.5**0.5, 0.1], rel=1e-5)
+    assert flat.grad[flat.slices["weight"]].tolist() == pytest.approx([0.5**0.5, 0.1], rel=1e-5)
 
 
 def test_log_z_starts_at_what_the_first_batch_says():
@@ -264,3 +267,38 @@ def test_looking_first_in_inference_mode_does_not_spoil_training():
         rollout(trainer.task, trainer.policy, 4)
     trainer.train(2)
     assert float(trainer.stats["finite"].min()) == 1.0
+
+
+def test_an_engine_that_is_asked_for_by_name_must_fit_or_says_why_not():
+    with pytest.raises(UserError, match=r"--engine cuda was asked for, but"):
+        make(engine="cuda" if not torch.cuda.is_available() else "numba")
+    with pytest.raises(UserError, match=r"--engine numba was asked for, but .*FlowKL"):
+        make(objective=FlowKL(), engine="numba")
+    with pytest.raises(UserError, match="did you mean"):
+        make(engine="nmba")
+
+
+def test_the_choice_and_its_reasons_are_told():
+    trainer = make(objective=FlowKL())
+    assert trainer.engines.gradient.name == "eager"
+    assert "FlowKL" in trainer.engines.sentence()
+    told = trainer.engines.describe()
+    assert set(told["operations"]) == {"walk", "gradient", "noise", "update", "many"}
+
+
+def test_a_trace_is_of_no_use_after_the_weights_have_changed():
+    trainer = make(objective=TrajectoryBalance(), dynamics=Known)
+    if trainer.engines.gradient.name == "eager":
+        pytest.skip("no engine on this machine keeps traces")
+    walk = trainer.source.walk(trainer.step)
+    walk = walk._replace(trajectories=trainer.score(walk.trajectories))
+    trainer.learn(walk)
+    with pytest.raises(RuntimeError, match="walk again"):
+        trainer.learn(walk)
+    older = trainer.source.walk(trainer.step)
+    older = older._replace(trajectories=trainer.score(older.trajectories))
+    trainer.source.walk(trainer.step)
+    with trainer.averaged():
+        pass
+    with pytest.raises(RuntimeError, match="walk again"):
+        trainer.learn(older)

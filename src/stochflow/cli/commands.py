@@ -35,6 +35,7 @@ COMMANDS = {
     "watch RUN": "follow a run in the browser while it trains",
     "forecast": "forecast series from a CSV file by sampling futures",
     "tasks": "list the tasks and the objectives",
+    "doctor [TASK]": "what this machine offers, and which engine would run a task",
 }
 
 
@@ -175,6 +176,7 @@ def _dispatch(words: list[str]) -> int:
         "watch": _watch,
         "forecast": _forecast,
         "tasks": _tasks,
+        "doctor": _doctor,
     }
     if words[0] not in commands:
         raise UserError(
@@ -243,6 +245,13 @@ def _settings_class(name: str) -> Any:
     return made
 
 
+TITLES = {
+    "train": "Train a sampler. --steps is the total; --out is the run folder itself.",
+    "floor": "The best law any policy can have.",
+    "doctor": "Which engine would run this task, and why not a faster one.",
+}
+
+
 def _parse(
     command: str, name: str, words: list[str], extra: list[Any], train: Train | None, defaults: Any = None
 ) -> Any:
@@ -258,10 +267,7 @@ def _parse(
     )
     fields = [task_field, *([("train", Train, field(default=train))] if train else []), *extra]
     made = dataclasses.make_dataclass(command, fields, frozen=True, kw_only=True)
-    made.__doc__ = {
-        "train": "Train a sampler. --steps is the total; --out is the run folder itself.",
-        "floor": "The best law any policy can have.",
-    }[command]
+    made.__doc__ = TITLES[command]
     return tyro.cli(made, args=words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
 
 
@@ -307,9 +313,11 @@ def _train(words: list[str]) -> int:
     config = _as_config(name, asked.task, asked.train)
     from stochflow.runs import experiment
 
-    show = Progress(asked.quiet, asked.track)
+    show = Progress(asked.quiet)
     with show:
-        done = experiment.train(config, out=asked.out or None, on_start=show.start, on_progress=show.update)
+        done = experiment.train(
+            config, out=asked.out or None, on_start=show.start, on_progress=show.update, track=asked.track
+        )
     closing(done.summary, done.files, asked.quiet, done.path)
     return 0
 
@@ -336,9 +344,11 @@ def _resume(words: list[str]) -> int:
     asked = tyro.cli(Resume, args=words, prog="stochflow resume")
     from stochflow.runs import experiment
 
-    show = Progress(asked.quiet, asked.track)
+    show = Progress(asked.quiet)
     with show:
-        done = experiment.resume(asked.run, asked.steps or None, on_start=show.start, on_progress=show.update)
+        done = experiment.resume(
+            asked.run, asked.steps or None, on_start=show.start, on_progress=show.update, track=asked.track
+        )
     closing(done.summary, done.files, asked.quiet, done.path)
     return 0
 
@@ -462,6 +472,30 @@ def _forecast(words: list[str]) -> int:
     print("\nwritten:")
     for file in done.files:
         print(f"  {file}")
+    return 0
+
+
+def _doctor(words: list[str]) -> int:
+    clear = "--clear-cache" in words
+    words = [word for word in words if word != "--clear-cache"]
+    if words and words[0] in ("-h", "--help"):
+        print(
+            "usage: stochflow doctor [TASK [flags]] [--clear-cache]\n\nVersions, devices, engines and where compiled code is kept; "
+            "with a task and its flags, which engine would run each operation.\n--clear-cache deletes the compiled code."
+        )
+        return 0
+    config = None
+    if words:
+        name, flags = _task_and_flags("doctor", words)
+        base = Train(**getattr(TASKS.get(name), "train", {}))
+        asked = _parse("doctor", name, flags, [], base)
+        config = _as_config(name, asked.task, asked.train)
+    from stochflow.cli import doctor
+
+    if clear:
+        print(doctor.clear_cache())
+    else:
+        print(doctor.doctor(config))
     return 0
 
 

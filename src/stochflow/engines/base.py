@@ -45,6 +45,8 @@ class Trace:
     """What the network computed at each state of a walk. It holds until the weights change or its memory is used again;
     `use` is an error after that, never a wrong gradient."""
 
+    keyed = False  # whether its random numbers come from `Request.key` and `Request.step`
+
     def __init__(self, weights: FlatParameters):
         self.weights, self.version, self.stale = weights, -1, True
         self.final: Tensor  # [S, B] the numbers of the last states, where the environment numbers states
@@ -94,6 +96,7 @@ class Job:
     noise_weights: FlatParameters | None
     compiled: bool = False  # by torch.compile
     plain_source: str = ""  # why batches are not fresh rollouts of this policy alone; "": they are
+    replays_noise: bool = False  # the noise model learns from a buffer of earlier batches
     worth: Tensor | None = None  # [2, N] scores and log-rewards of all states, where they are known beforehand
 
 

@@ -87,7 +87,7 @@ class Eager:
     def _optimiser(self, flat: FlatParameters) -> torch.optim.Adam:
         """Adam on the block, with the moments that a checkpoint saves."""
         if id(flat) not in self._optimisers:
-            adam = torch.optim.Adam([flat.values], lr=flat.lr, fused=True)
+            adam = torch.optim.Adam([flat.values], lr=flat.lr, fused=True, capturable=flat.device.type == "cuda")
             mean, square = flat.moments
             adam.state[flat.values] = {"step": flat.adam_step, "exp_avg": mean, "exp_avg_sq": square}
             self._optimisers[id(flat)] = flat, adam

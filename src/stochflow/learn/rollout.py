@@ -8,50 +8,33 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow.engines.cuda import walk as rollout_kernel
-from stochflow.engines.numba import walk as cpu_walk
 from stochflow.nets.layers import rows
 from stochflow.nets.policy import Policy
 from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, zeros
-from stochflow.types import Fading, Task, Trajectories
+from stochflow.types import Explore, Fading, Task, Trajectories
 from stochflow.worlds.channels import Exact
 
 
 @torch.no_grad()
 def rollout(
     task: Task,
-    policy: Any,
+    policy: Policy,
     batch: int,
     *,
     row: Tensor | None = None,
-    explore: Fading | Tensor | float | None = None,
+    explore: Explore = None,
     temper: Tensor | float | None = None,
-    kernel: bool = True,
     steps: Steps | None = None,
 ) -> Trajectories:
-    """`batch` trajectories a seed, without scores (`score` is zero: the oracle speaks next).
+    """`batch` trajectories per seed, without scores (`score` is zero until the oracle is asked).
 
-    `row` [S, B] = context rows; `explore` = probability of a uniform legal action; `temper` flattens the policy,
-    pi^(1/temper). Both are for training; samples for use take neither. `kernel`: on a GPU, all steps in one kernel where one fits;
-    `steps`: else the parts of a step, where they are not to be the plain ones.
+    `row` [S, B] = context rows, random ones by default; `explore` = probability of a uniform legal action; `temper` flattens
+    the policy, pi^(1/temper). Both are for training; samples for use take neither. `steps`: the parts of a step, where they
+    are compiled.
     """
     env, seeds, device = task.env, policy.num_seeds, policy.device
-    plain = not isinstance(explore, Tensor) or explore.numel() == 1
-    if kernel and device.type == "cuda" and temper is None and row is None and plain:
-        walked = rollout_kernel.walk(task, policy, batch, explore) if rollout_kernel.fits(task, policy) else None
-        if walked is not None:
-            return walked
     if isinstance(explore, Fading):
         explore = explore.now()
-    if (
-        kernel
-        and device.type == "cpu"
-        and steps is None
-        and row is None
-        and plain
-        and cpu_walk.fits(task, policy, batch)
-    ):
-        return cpu_walk.walk(task, policy, batch, explore, temper)
     if row is None:  # a random context each, so that whoever looks or samples sees them all
         count = 1 if env.contexts is None else len(env.contexts)
         row = (

@@ -6,72 +6,38 @@ What runs this into a folder is `experiment`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stochflow.learn import objectives
-from stochflow.runs import tasks
-from stochflow.learn.buffer import Buffer
-from stochflow.worlds.check import check_channel, check_env, check_oracle
-from stochflow.runs.config import Config, Train, UserTask
-from stochflow.noise.dynamics import Dynamics, Known, Neural, Tabular
-from stochflow.learn.entropy import EntropyAverage
+from stochflow.engines.base import Request
+from stochflow.engines.choose import walk
 from stochflow.errors import UserError
+from stochflow.law.measure import Yardstick, forked, scored, summarise
+from stochflow.learn.buffer import Buffer
 from stochflow.learn.evaluate import evaluate
-from stochflow.law.measure import Yardstick, forked, is_noisy, scored, summarise
-from stochflow.nets.lookup import Lookup
-from stochflow.nets.mlp import MLP
 from stochflow.learn.objectives import (
     SGFNKL,
-    DetailedBalance,
-    FlowKL,
-    LogVariance,
     Objective,
-    SubTrajectoryBalance,
-    TrajectoryBalance,
-    TrajectoryKL,
 )
-from stochflow.scores.oracles import Cached, Patient, TextOracle
 from stochflow.nets.policy import Policy
-from stochflow.learn.rollout import rollout
+from stochflow.noise.dynamics import Known
+from stochflow.noise.thought_state import augment
+from stochflow.runs import tasks
+from stochflow.runs.config import Config, Train, UserTask
+from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
+from stochflow.scores.oracles import Cached, Patient, TextOracle
 from stochflow.training.sources import Mixed, OnPolicy, Source
-from stochflow.noise.thought_state import Augmented, ThoughtState, augment
-from stochflow.noise.thoughts import ThoughtDynamics
 from stochflow.training.trainer import Trainer
-from stochflow.nets.transformer import Transformer
 from stochflow.types import Task, Trajectories
+from stochflow.worlds.check import check_channel, check_env, check_oracle
 
 IN_PYTHON = "python:task"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
 DESIGNS = 100  # best objects written at the end
 CHUNK = 10_000  # objects sampled together,
 NUMBERS = 10_000_000  # or fewer where their ways are long: all states of a batch of them hold this many numbers
-
-
-def make_objective(settings: Train) -> Objective:
-    """The value behind the word: the command line alone speaks in words."""
-    word: str = settings.objective
-    if word == "flow-kl":
-        return FlowKL()
-    if word == "kl":
-        return TrajectoryKL()
-    if word in ("sgfn-kl", "sgfn-kl-gamma"):
-        gammas = (settings.gamma,) if word == "sgfn-kl" else (0.25, 0.5, 0.75)
-        decay = settings.entropy_average or (0.99 if settings.explore_entropy else 0.0)
-        memory = EntropyAverage(settings.seeds, decay=decay) if decay > 0 else None
-        return SGFNKL(gammas, settings.kl_weight, memory=memory)
-    form, base = objectives.MARGINAL, word
-    for prefix, meant in (("naive-", objectives.REALISED), ("intended-", objectives.INTENDED)):
-        if word.startswith(prefix):
-            form, base = meant, word.removeprefix(prefix)
-    if word in ("stb", "sdb", "ssubtb"):
-        form, base = objectives.JOINT, word[1:]
-    if base == "subtb":
-        return SubTrajectoryBalance(settings.subtb_lambda, form)
-    kinds: dict[str, Callable[[objectives.Form], Objective]] = {"tb": TrajectoryBalance, "db": DetailedBalance, "logvar": LogVariance}
-    return kinds[base](form)
 
 
 def make_task(settings: Any) -> Task:
@@ -89,7 +55,9 @@ def lasting(task: Task, settings: Train, before: Task | None = None) -> Task:
     """The task with an oracle in Python asked patiently, and once about each text; what was answered `before` is known."""
     if not isinstance(task.oracle, TextOracle):
         return task
-    batch = settings.batch * settings.seeds if settings.oracle_timeout else 0  # a look asks about more at once, and would always be late
+    batch = (
+        settings.batch * settings.seeds if settings.oracle_timeout else 0
+    )  # a look asks about more at once, and would always be late
     oracle = Cached(Patient(task.oracle, settings.oracle_timeout, settings.oracle_retries), at_most=batch)
     if before is not None and isinstance(before.oracle, Cached):
         oracle.known |= before.oracle.known
@@ -113,9 +81,15 @@ def pick_device(word: str) -> torch.device:
 class Experiment:
     """A configuration made into tensors: the task, its trainer, and what it is measured against."""
 
-    def __init__(self, config: Config, task: Task | None = None, device: str | None = None):
+    def __init__(
+        self,
+        config: Config,
+        task: Task | None = None,
+        device: str | None = None,
+        values: Values = Values(),  # noqa: B008
+    ):
         t = config.train
-        self.config = config
+        self.config, self.values = config, values
         self.device = pick_device(device or t.device)
         if t.threads:
             torch.set_num_threads(t.threads)
@@ -124,18 +98,15 @@ class Experiment:
         self.yardstick = Yardstick(self.task, self.device)
         torch.manual_seed(t.seed)  # the run's one stream; networks are initialised from each row's own seed
         rows = [t.seed + i for i in range(t.seeds)]
-        env = self.task.env
-        objective = make_objective(t)
-        net = (
-            {"mlp": MLP, "lookup": Lookup}[t.net](t.hidden, t.layers)
-            if t.net != "transformer"
-            else Transformer(t.hidden, t.heads, t.layers)
+        objective = values.objective or make_objective(t)
+        net, learned = values.net or make_net(t), t.backward == "learned"
+        self.policy = Policy(
+            self.task.env, net, seeds=rows, learned_backward=learned, back_action=objective.form.back_action
         )
-        self.policy = Policy(env, net, seeds=rows, learned_backward=t.backward == "learned", back_action=objective.form.back_action)
         self.policy.to(self.device)
         if objective.memory is not None:
             objective.memory.to(self.device)
-        self.dynamics = self._make_dynamics(rows)
+        self.dynamics = make_dynamics(values.dynamics, t.dynamics, self.task, self.inner.env, rows).to(self.device)
         off_policy = t.dynamics_off_pol and any(True for _ in self.dynamics.parameters())
         self.trainer = Trainer(
             self.task,
@@ -151,19 +122,8 @@ class Experiment:
             dynamics_rounds=t.dynamics_off_pol_rounds,
             dynamics_sample_size=t.dynamics_sample_size,
             compile=t.compile,
+            engine=t.engine,
         )
-
-    def _make_dynamics(self, rows: list[int]) -> Dynamics:
-        env, word = self.task.env, self.config.train.dynamics
-        made: Dynamics
-        if word == "known" or not is_noisy(self.task):
-            made = Known(env, self.task.channel)
-        else:
-            models: dict[str, Callable[..., Dynamics]] = {"tabular": Tabular, "neural": Neural, "thought": ThoughtDynamics}
-            made = models[word](self.inner.env, rows)  # a model of the noise speaks of strings
-            if isinstance(env, ThoughtState):
-                made = Augmented(env, made)  # and reads their history off the state
-        return made.to(self.device)
 
     def _make_buffer(self, priority: float) -> Buffer:
         t = self.config.train
@@ -172,6 +132,9 @@ class Experiment:
         return Buffer(self.task.env, t.replay_size, t.seeds, priority).to(self.device)
 
     def _make_source(self, objective: Objective) -> Source:
+        given = self.values.source
+        if given is not None:
+            return given if isinstance(given, Source) else given(self.task, self.policy)
         t, on_policy = self.config.train, objective.on_policy
         replayed = round(t.replay * t.batch)
         if on_policy and replayed:
@@ -182,7 +145,13 @@ class Experiment:
             raise UserError(f"--replay {t.replay} of --batch {t.batch} leaves no fresh trajectory: lower it")
         temper = objective.temper if t.explore_entropy and isinstance(objective, SGFNKL) else None
         fresh = OnPolicy(
-            self.task, self.policy, t.batch - replayed, 0.0 if on_policy else t.explore, t.explore_tau, temper, compile=t.compile
+            self.task,
+            self.policy,
+            t.batch - replayed,
+            0.0 if on_policy else t.explore,
+            t.explore_tau,
+            temper,
+            compile=t.compile,
         )
         if replayed == 0:
             return fresh
@@ -199,7 +168,8 @@ class Experiment:
         if final or self.yardstick.floor_is_quick:
             known |= self.yardstick.floor_figures(t.objective, t.backward)
         if final:
-            known |= {"objective": t.objective, "net": t.net, "oracle_calls": int(self.trainer.oracle_calls)}
+            named = {"objective": t.objective, "net": t.net} | self.values.described()
+            known |= {k: named[k] for k in ("objective", "net")} | {"oracle_calls": int(self.trainer.oracle_calls)}
         return {"step": self.trainer.steps_done, **summarise(each, known)}
 
     def _look_seed(self) -> int:
@@ -213,7 +183,12 @@ class Experiment:
         while made < n:
             batch = min(self._together(), math.ceil((n - made) / seeds))
             with self.trainer.averaged(), forked((seed * 1_000_003 + made) % 2**31, self.device):
-                rows = self.rows(scored(self.yardstick.task, rollout(self.yardstick.task, self.policy, batch)))
+                rows = self.rows(
+                    scored(
+                        self.yardstick.task,
+                        walk(Request(self.yardstick.task, self.policy, batch), self.config.train.engine).trajectories,
+                    )
+                )
             for row in rows[: n - made]:
                 made += 1
                 yield {"id": f"design_{made:0{max(4, width)}d}", **row}
@@ -239,7 +214,9 @@ class Experiment:
         else:
             what, named = flat(states), "state"
         values = zip(what, flat(traj.score), flat(terms.log_reward), flat(log_pf), strict=True)
-        found = [{named: w, "score": round(s, 6), "log_reward": round(r, 6), "log_pf": round(p, 6)} for w, s, r, p in values]
+        found = [
+            {named: w, "score": round(s, 6), "log_reward": round(r, 6), "log_pf": round(p, 6)} for w, s, r, p in values
+        ]
         if task.env.contexts is None:
             return found
         return [{**row, "condition": number} for row, number in zip(found, flat(states[..., 0]), strict=True)]
@@ -248,6 +225,8 @@ class Experiment:
         """The best different objects among those last drawn, by score."""
         with self.trainer.averaged():
             rows = self.rows(self.drawn)
-        different = {(str(next(iter(r.values()))), r.get("condition")): r for r in rows}  # one object may be good under one condition only
+        different = {
+            (str(next(iter(r.values()))), r.get("condition")): r for r in rows
+        }  # one object may be good under one condition only
         ordered = sorted(different.values(), key=lambda r: (-r["score"], str(next(iter(r.values())))))[:DESIGNS]
         return [{"id": f"design_{i:04d}", **r} for i, r in enumerate(ordered, 1)]

@@ -115,7 +115,9 @@ class Train:
     compile: bool = False
     """compile the loss and, where no kernel walks, a rollout's step (torch.compile; needs a C compiler, about half a minute at the start, and resumes alike but not bit for bit)"""
     threads: int = 1
-    """CPU threads; 0 leaves torch's own choice. Several seeds share them; with one seed the others help where that is faster"""
+    """CPU threads; 0 leaves torch's own choice. Several seeds share them"""
+    engine: Literal["auto", "eager", "numba", "cuda"] = "auto"
+    """how an iteration is computed: auto takes the fastest engine that covers it; `stochflow doctor TASK` says which and why"""
 
     def check(self) -> None:
         """Refuse what cannot be trained with; `Config` calls it, and so nothing else needs to."""
@@ -308,6 +310,7 @@ class Config:
     task: Any
     train: Train = field(default_factory=Train)
     command: str = "train"
+    values: dict[str, str] = field(default_factory=dict)  # what Python gave as objects instead of words, described
 
     def __post_init__(self) -> None:
         self.train.check()
@@ -320,6 +323,7 @@ class Config:
             "command": self.command,
             "task": {"name": self.task.name, **(self.task.settings if isinstance(self.task, UserTask) else dataclasses.asdict(self.task))},
             "train": dataclasses.asdict(self.train),
+            **({"values": self.values} if self.values else {}),
         }
 
     @staticmethod
@@ -329,13 +333,16 @@ class Config:
             raise UserError(f'{where} is not a configuration: it needs {{"task": {{"name": ...}}, "train": {{...}}}}')
         if not isinstance(data.get("format", FORMAT), int) or data.get("format", FORMAT) > FORMAT:
             raise UserError(f"{where} has format {data['format']}, but stochflow {__version__} reads up to {FORMAT}: upgrade stochflow")
-        _refuse_unknown(data, ["format", "version", "command", "task", "train"], where)
+        _refuse_unknown(data, ["format", "version", "command", "task", "train", "values"], where)
         train = data.get("train", {})
         if not isinstance(train, dict):
             raise UserError(f'{where}: "train" must be an object of settings, not {train!r}')
         own = dict(data["task"])
         task = task_of(str(own.pop("name")), own, f"{where}, task")
-        return Config(task, train_for(task, train, f"{where}, train"), str(data.get("command", "train")))
+        values = data.get("values", {})
+        if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
+            raise UserError(f'{where}: "values" must be an object of texts, not {values!r}')
+        return Config(task, train_for(task, train, f"{where}, train"), str(data.get("command", "train")), values)
 
 
 def configure(task: str | Any, /, **settings: Any) -> Config:

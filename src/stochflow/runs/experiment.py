@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import math
 import signal
@@ -19,21 +20,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.runs import export
+from stochflow.errors import UserError, did_you_mean
 from stochflow.law import picture
-from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasting, make_task, pick_device
-from stochflow.runs.config import Config, UserTask, configure
-from stochflow.errors import UserError
 from stochflow.law.exact import expected_modes
 from stochflow.law.measure import SAMPLES, Yardstick, forked, not_better, verdict
-from stochflow.scores.oracles import Cached, TextOracle
+from stochflow.runs import export
+from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasting, make_task, pick_device
+from stochflow.runs.config import Config, Train, UserTask, configure
 from stochflow.runs.folder import Checkpoint, Run, environment
+from stochflow.runs.tracking import open_tracker
+from stochflow.runs.values import MakeSource, Values, taken_out
+from stochflow.scores.oracles import Cached, TextOracle
+from stochflow.training.sources import Source
 from stochflow.training.trainer import Trainer
 from stochflow.types import Task
 
 __all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "open_run", "resume", "train", "verdict"]
 
-ANSWERS = "oracle.jsonl"  # what an oracle in Python said: appended at once, read back on resume, and ahead of the checkpoints
+ANSWERS = (
+    "oracle.jsonl"  # what an oracle in Python said: appended at once, read back on resume, and ahead of the checkpoints
+)
 LONG = 10_000  # decisions an object, from which an iteration is so slow that silence would look like a hang
 log = logging.getLogger("stochflow")
 
@@ -51,12 +57,24 @@ class Diverged(UserError):
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run leaves behind."""
+    """What a finished run leaves behind; `summary` is what summary.json holds."""
 
     path: Path
     summary: dict[str, Any]
     files: list[Path]
     experiment: Experiment
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One row per seed and logged step: the columns of metrics.jsonl, with each seed's own values."""
+        seeds = self.experiment.config.train.seeds
+        return [
+            {k: v for k, v in line.items() if k != "seeds"}
+            | {"seed": self.experiment.config.train.seed + i}
+            | {k: each[i] for k, each in line.get("seeds", {}).items()}
+            for line in Run.open(self.path).metrics()
+            for i in range(seeds)
+        ]
 
     def sample(self, n: int, seed: int = 0) -> list[dict[str, Any]]:
         """`n` objects from the averaged policy."""
@@ -66,36 +84,64 @@ class Result:
 # running --------------------------------------------------------------------------------------------------------
 
 
+def _lists_settings(function: Any) -> Any:
+    """`help` shows every setting of training with its type and default, not `**settings`."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    names = {p.name for p in own}
+    more = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in dataclasses.fields(Train)
+        if f.name not in names
+    ]
+    function.__signature__ = inspect.Signature([*own, *more], return_annotation="Result")
+    return function
+
+
+@_lists_settings
 def train(
     task: Config | Task | str | Any,
     /,
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
     on_start: OnStart | None = None,
+    track: str = "none",
+    source: Source | MakeSource | None = None,
     **settings: Any,
 ) -> Result:
-    """Train into a new run folder. `task` is a Config, a task's name, its settings, or a `Task`; the rest as the flags.
+    """Train into a new run folder. `task` is a Config, a task's name, its settings, or a `Task`; the rest as the flags
+    (`stochflow train TASK --help` explains each), the task's own among them.
+
+    `objective`, `net` and `dynamics` take the words of the command line or values: `objective=SubTrajectoryBalance()`,
+    `net=MLP(32, 3)`, `dynamics=Tabular`. `source` is a source of batches, or a function of task and policy that makes one.
+    `track` sends the log to wandb, trackio or tensorboard too.
 
     >>> train("grid", side=8, stick=0.25, steps=500, out="runs/mine")
     """
     if isinstance(task, type) or task is None or (callable(task) and not dataclasses.is_dataclass(task)):
         raise UserError(
-            f"{task!r} is no task: give a task's name, its settings, or a Task, and call a function that makes one, as in train(my_task())"
+            f"{task!r} is no task: give a task's name, its settings, or a Task, and call a function that makes one, "
+            "as in train(my_task())"
         )
     given = task if isinstance(task, Task) else None
-    config = task if isinstance(task, Config) else configure(UserTask(IN_PYTHON) if given is not None else task, **settings)
+    values = taken_out(settings)._replace(source=source)
+    if isinstance(task, Config):
+        config = task
+    else:
+        config = configure(UserTask(IN_PYTHON) if given is not None else task, **settings)
+    config = dataclasses.replace(config, values=values.described())
     made = make_task(config.task) if given is None else given
     if isinstance(config.task, UserTask):
-        once = lasting(made, dataclasses.replace(config.train, oracle_retries=0))  # what fails at the first question is wrong, not busy
+        # an oracle that fails at the first question is wrong, not busy
+        once = lasting(made, dataclasses.replace(config.train, oracle_retries=0))
         check_at_the_door(once)
         made = lasting(made, config.train, once)
     else:
         made = lasting(made, config.train)
-    experiment = Experiment(config, made)
-    with Run.create(out or default_folder(config), config) as run:
+    experiment = Experiment(config, made, values=values)
+    with Run.create(out or default_folder(config), config) as run, _tracked(track, run, on_progress) as progress:
         _write_environment(run, experiment)
         with _answers_kept(made, run):
-            return _Session(experiment, run, on_progress, on_start).go(config.train.steps)
+            return _Session(experiment, run, progress, on_start).go(config.train.steps)
 
 
 def resume(
@@ -104,33 +150,45 @@ def resume(
     on_progress: OnProgress | None = None,
     on_start: OnStart | None = None,
     task: Task | None = None,
+    track: str = "none",
+    **objects: Any,
 ) -> Result:
-    """Go on until `steps` iterations are done in all: the same run, bit for bit on CPU, as if it had never stopped."""
+    """Go on until `steps` iterations are done in all: the same run, bit for bit on CPU, as if it had never stopped.
+
+    `objects`: the same `objective`, `net`, `dynamics` and `source` that the run was trained with, where they were values.
+    """
     with Run.open(path, write=True) as run:
+        values = _values(objects, run.config, path)
         total = run.config.train.steps if steps is None else steps
-        config = Config(run.config.task, dataclasses.replace(run.config.train, steps=total), run.config.command)
+        config = dataclasses.replace(run.config, train=dataclasses.replace(run.config.train, steps=total))
         found = run.load()
         if found is not None and total < found.step:
-            raise UserError(f"{path} has already done {found.step} steps, but --steps {total} is the total asked for: give a larger one")
+            raise UserError(
+                f"{path} has already done {found.step} steps, but --steps {total} is the total asked for: give a larger one"
+            )
         threads = (run.read("environment.json") or {}).get("threads")
         if threads and config.train.threads == 0:
             torch.set_num_threads(threads)  # sums are bitwise repeatable only with the same number of threads
         made = lasting(make_task(config.task) if task is None else task, config.train)
-        with _answers_kept(made, run):
-            experiment = Experiment(config, made)
+        with _answers_kept(made, run), _tracked(track, run, on_progress) as progress:
+            experiment = Experiment(config, made, values=values)
             _same_yardstick(run, experiment)
-            session = _Session(experiment, run, on_progress, on_start)
+            session = _Session(experiment, run, progress, on_start)
             if found is not None:
                 _load(experiment, found, path)
-                best = run.load_best()  # a final look keeps its best after its checkpoint, whose header does not know of it
-                session.best = (best if best is not None and best.step <= found.step else found).scalars.get("best_so_far")
+                best = (
+                    run.load_best()
+                )  # a final look keeps its best after its checkpoint, whose header does not know of it
+                latest = best if best is not None and best.step <= found.step else found
+                session.best = latest.scalars.get("best_so_far")
                 session.owing = bool(found.scalars.get("owing"))
             else:
                 log.warning(f"there is no checkpoint in {path}, so that it begins at its first step")
             done = experiment.trainer.steps_done
             # the line of the last step, as one that is owed, comes after its checkpoint: it is written again
             run.truncate_metrics(done - 1 if done == total or session.owing else done)
-            session.begun -= max((row.get("time", 0.0) for row in run.metrics()), default=0.0)  # time counts from the first stretch
+            # time counts from the first stretch
+            session.begun -= max((row.get("time", 0.0) for row in run.metrics()), default=0.0)
             if run.read("environment.json") is None:  # killed between its first two files
                 _write_environment(run, experiment)
             run.config = config
@@ -138,9 +196,10 @@ def resume(
             return session.go(total)
 
 
-def open_run(path: str | Path, task: Task | None = None, device: str = "auto") -> Experiment:
-    """A trained run, ready to look at or to sample from; nothing in its folder is changed."""
+def open_run(path: str | Path, task: Task | None = None, device: str = "auto", **objects: Any) -> Experiment:
+    """A trained run, ready to look at or to sample from; nothing in its folder is changed. `objects` as in `resume`."""
     run = Run.open(path)
+    values = _values(objects, run.config, path)
     found = run.load()
     if found is None:
         raise UserError(f"{path} has no checkpoint yet: train it further with `stochflow resume {path}`")
@@ -148,10 +207,20 @@ def open_run(path: str | Path, task: Task | None = None, device: str = "auto") -
     if isinstance(made.oracle, Cached):
         made.oracle.recall(run.path / ANSWERS)
     with forked(0, pick_device(device)):  # looking at a run leaves the caller's random stream alone
-        experiment = Experiment(run.config, made, device)
+        experiment = Experiment(run.config, made, device, values)
         _same_yardstick(run, experiment)
         _load(experiment, found, path)
     return experiment
+
+
+def _values(objects: dict[str, Any], config: Config, path: str | Path) -> Values:
+    """The objects a run was trained with, given again."""
+    values = taken_out(objects)
+    if objects:
+        name = next(iter(objects))
+        raise UserError(f'"{name}" is not something a run can be given again{did_you_mean(name, Values._fields)}')
+    values.check(config.values, str(path))
+    return values
 
 
 def _load(experiment: Experiment, found: Checkpoint, path: str | Path) -> None:
@@ -159,7 +228,8 @@ def _load(experiment: Experiment, found: Checkpoint, path: str | Path) -> None:
         experiment.trainer.load_state_dict(found.tensors)
     except (RuntimeError, KeyError) as error:
         raise UserError(
-            f"the checkpoint of step {found.step} in {path} is of another network or world than its config.json says: put back the settings it was trained with"
+            f"the checkpoint of step {found.step} in {path} is of another network or world than its config.json says: "
+            "put back the settings it was trained with"
         ) from error
 
 
@@ -172,8 +242,12 @@ def floor_of(config: Config) -> dict[str, Any]:
     """The best achievable law of a task, beside the naive one."""
     yardstick = Yardstick(make_task(config.task), torch.device("cpu"))
     if not yardstick.exact:
-        raise UserError("the floor needs a space that can be listed, and this one is too large or its oracle too slow: make it smaller")
-    found = dict.fromkeys(("limit_tv", "excess_tv", "log_z_error", "modes", "expected_modes")) | yardstick.floor.to_json()
+        raise UserError(
+            "the floor needs a space that can be listed, and this one is too large or its oracle too slow: make it smaller"
+        )
+    found = (
+        dict.fromkeys(("limit_tv", "excess_tv", "log_z_error", "modes", "expected_modes")) | yardstick.floor.to_json()
+    )
     best = yardstick.floor.laws.get("best")
     if best is not None:  # the best law is a law as any other: no excess over itself, and modes to expect of it
         found["excess_tv"] = 0.0
@@ -196,6 +270,22 @@ def default_folder(config: Config) -> Path:
 
 
 @contextlib.contextmanager
+def _tracked(kind: str, run: Run, on_progress: OnProgress | None) -> Iterator[OnProgress | None]:
+    """What hears of each logged line: the caller and, if one was asked for, a tracker."""
+    if kind == "none":
+        yield on_progress
+        return
+    with open_tracker(kind, run.path, run.config.to_dict()) as tracker:
+
+        def tell(record: dict[str, Any], total: int) -> None:
+            tracker(record)
+            if on_progress is not None:
+                on_progress(record, total)
+
+        yield tell
+
+
+@contextlib.contextmanager
 def _answers_kept(task: Task, run: Run) -> Iterator[None]:
     """While the run folder is ours, each answer of an oracle in Python goes into it at once."""
     if not isinstance(task.oracle, Cached):
@@ -209,7 +299,10 @@ def _answers_kept(task: Task, run: Run) -> Iterator[None]:
 
 
 def _write_environment(run: Run, experiment: Experiment) -> None:
-    run.write("environment.json", environment(experiment.device.type) | {"listed": experiment.yardstick.exact})
+    chosen = experiment.trainer.engines
+    log.info(chosen.sentence())
+    more = {"listed": experiment.yardstick.exact} | chosen.describe()
+    run.write("environment.json", environment(experiment.device.type) | more)
 
 
 def _same_yardstick(run: Run, experiment: Experiment) -> None:
@@ -255,7 +348,9 @@ class _Session:
                 if self.owing:
                     self._between(self.trainer)
                 self._note_random()
-                self.trainer.train(total, 1 if self._may_fail else math.gcd(t.log_every, t.eval_every, t.save_every), self._between)
+                self.trainer.train(
+                    total, 1 if self._may_fail else math.gcd(t.log_every, t.eval_every, t.save_every), self._between
+                )
                 checkpoint = self._save()  # what was learned is safe, whatever comes now
                 self.finishing = True
                 if self.trainer.stop_requested:
@@ -268,10 +363,14 @@ class _Session:
             try:
                 self._save_at_failure()
             except Exception:  # the error that stopped us is the one to tell
-                raise UserError(f"{error} (stopped at step {step}; the last checkpoint in {where} is from before)") from error
+                raise UserError(
+                    f"{error} (stopped at step {step}; the last checkpoint in {where} is from before)"
+                ) from error
             python = self.experiment.config.task.name == IN_PYTHON
             how = f"experiment.resume({str(where)!r}, task=...)" if python else f"stochflow resume {where}"
-            raise UserError(f"{error}; everything is saved in {where}: mend it and go on from step {step} with `{how}`") from error
+            raise UserError(
+                f"{error}; everything is saved in {where}: mend it and go on from step {step} with `{how}`"
+            ) from error
         except Exception as error:
             file = self.run.path / "error.txt"
             with contextlib.suppress(OSError):
@@ -283,8 +382,12 @@ class _Session:
 
     def _interrupted(self) -> Interrupted:
         done = self.trainer.steps_done
-        where = f"interrupted at step {done}" if done < self.total else "interrupted before the final figures were written"
-        return Interrupted(f"{where}, everything saved: go on with `stochflow resume {self.run.path} --steps {self.total}`")
+        where = (
+            f"interrupted at step {done}" if done < self.total else "interrupted before the final figures were written"
+        )
+        return Interrupted(
+            f"{where}, everything saved: go on with `stochflow resume {self.run.path} --steps {self.total}`"
+        )
 
     @property
     def _may_fail(self) -> bool:
@@ -332,7 +435,9 @@ class _Session:
             )
         calls = int(self.trainer.oracle_calls)
         fixed = {"time": round(time.monotonic() - self.begun, 3), "oracle_calls": calls}
-        medians = {k: float(np.median(v[torch.isfinite(v)].numpy())) for k, v in stats.items() if bool(torch.isfinite(v).any())}
+        medians = {
+            k: float(np.median(v[torch.isfinite(v)].numpy())) for k, v in stats.items() if bool(torch.isfinite(v).any())
+        }
         record: dict[str, Any] = {"step": self.trainer.steps_done, **fixed, **medians}
         if self.experiment.config.train.seeds > 1:  # five digits: a million steps of five seeds stay below 20 MB
             record["seeds"] = {k: [float(f"{x:.5g}") for x in v.tolist()] for k, v in stats.items()}
@@ -361,7 +466,8 @@ class _Session:
         files = [checkpoint, self._write_designs("csv"), self._write_law()]
         if hasattr(self.experiment.task.env, "decode"):
             files.append(self._write_designs("fasta"))
-        files.append(self.run.write("summary.json", found | {"seconds": round(time.monotonic() - self.begun, 1)}))
+        found |= {"engine": self.trainer.engines.sentence(), "seconds": round(time.monotonic() - self.begun, 1)}
+        files.append(self.run.write("summary.json", found))
         files += [self.run.path / name for name in ("config.json", "environment.json", "metrics.jsonl")]
         return Result(self.run.path, found, files, self.experiment)
 

@@ -1,6 +1,6 @@
 """Where a training batch comes from: the policy's own rollouts, a log, or a mixture with replay.
 
-A source `act`s (trajectories, scored or not) and, once the oracle has spoken, `mix`es.
+A source `act`s (trajectories, scored or not) and, once the oracle has answered, `mix`es.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stochflow.engines.cuda import walk as rollout_kernel
-from stochflow.engines.numba import walk as cpu_walk
+from stochflow.engines.base import Engine, Request, Trace, Walk
+from stochflow.engines.choose import Word, walk
 from stochflow.learn.buffer import Buffer, join
-from stochflow.learn.rollout import compiled_steps, rollout
+from stochflow.learn.rollout import compiled_steps
+from stochflow.nets.policy import Policy
 from stochflow.types import Fading, Task, Trajectories
 
 
@@ -22,20 +23,28 @@ class Source(nn.Module):
     """`scored`: its trajectories carry their scores already, so the oracle is not asked."""
 
     scored = False
+    trace: Trace | None = None  # where walks are traced for a gradient without autograd
 
     def act(self, step: Tensor) -> Trajectories:
         raise TypeError(f"{type(self).__name__} must define act(step)")
 
+    def walk(self, step: Tensor) -> Walk:
+        """What `act` returns and, where it is kept, the trace it came with."""
+        return Walk(self.act(step))
+
     def mix(self, traj: Trajectories) -> Trajectories:
         return traj
 
-    def trace_of(self, traj: Trajectories) -> Any:
-        """What the network made of these trajectories' states, if that was kept and the weights are those that walked."""
-        return None
+    def why_plain(self, task: Task, policy: Policy) -> str:
+        """Why its batches are not fresh rollouts of this policy alone, so that no trace serves; "": they are."""
+        return f"batches come from {type(self).__name__}"
+
+    def use(self, engine: Engine, word: Word, trace: Trace | None) -> None:
+        """Walk by this engine, into this trace; a source that does not walk has no use for either."""
 
 
 class OnPolicy(Source):
-    """Rollouts of the policy with exploration explore / (1 + step / tau): it dies out, and no one needs to know the end.
+    """Rollouts of the policy with exploration explore / (1 + step / tau): it dies out without a planned end.
 
     `temper` says by what the policy is flattened, beside that: pi^(1/temper).
     """
@@ -43,65 +52,56 @@ class OnPolicy(Source):
     def __init__(
         self,
         task: Task,
-        policy: Any,
+        policy: Policy,
         batch: int,
         explore: float = 0.0,
         tau: float = 100.0,
         temper: Callable[[], Tensor] | None = None,
-        kernel: bool = True,
         compile: bool = False,
     ):
         super().__init__()
-        self.temper, self.kernel, self.steps = temper, kernel, compiled_steps(policy) if compile else None
+        self.temper, self.steps = temper, compiled_steps(policy) if compile else None
         self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
-        self.traces = False  # whoever learns from a batch at once may ask for what the network made of each state
-        self._last: list[Any] = [None, None]  # the trace of the last batch, and the states that it had
         self._policy = [policy]  # held, not owned: its weights are the trainer's to save
+        self._engine: Engine | None = None
+        self._word: Word = "auto"
         self.key: Tensor
-        self.register_buffer(
-            "key", torch.zeros(1, dtype=torch.long, device=policy.device)
-        )  # of a kernel's random numbers
-        self.register_load_state_dict_pre_hook(_keep_its_key)
+        self.register_buffer("key", torch.zeros(1, dtype=torch.long, device=policy.device))  # of a kernel's random numbers
+        self.register_load_state_dict_pre_hook(_keep_key)
+
+    def why_plain(self, task, policy):
+        if type(self) is not OnPolicy:
+            return super().why_plain(task, policy)
+        if self.task.env is not task.env or self._policy[0] is not policy:
+            return "batches come from another policy or environment"
+        return "the policy is flattened while it explores" if self.temper is not None else ""
+
+    def use(self, engine, word, trace):
+        self._engine, self._word, self.trace = engine, word, trace
+
+    def exploration(self, step: Tensor) -> Fading | None:
+        """The probability of a uniform action at this step; None: none."""
+        return Fading(self.explore, self.tau, step) if self.explore > 0 else None
 
     def act(self, step):
+        return self.walk(step).trajectories
+
+    def walk(self, step):
         policy = self._policy[0]
-        explore = Fading(self.explore, self.tau, step) if self.explore > 0 else None
         temper = None if self.temper is None else self.temper()
-        row = self.rows(policy)
-        last, self._last[:] = self.trace, (None, None)
-        if self.traces and self.kernel and temper is None:
-            found: Any = None
-            if policy.device.type == "cuda":
-                self.key = self.key.to(policy.device)
-                # what is recorded has other random numbers at every step with the same key
-                if not torch.cuda.is_current_stream_capturing():
-                    self.key.random_(2**31 - 1)
-                found = rollout_kernel.traced_walk(self.task, policy, self.batch, explore, self.key, step)
-            else:
-                found = cpu_walk.traced_walk(self.task, policy, self.batch, explore, last)
-            if found is not None:
-                self._last[:] = found[1], found[0].states
-                return found[0]
-        return rollout(
-            self.task, policy, self.batch, row=row, explore=explore, temper=temper, kernel=self.kernel, steps=self.steps
+        request = Request(
+            self.task, policy, self.batch, self.exploration(step), temper, self.rows(policy), self.steps, self.trace
         )
+        if self._engine is None or self.trace is None:
+            return walk(request, self._word)
+        if self.trace.keyed:
+            self.key = self.key.to(policy.device)
+            if not torch.cuda.is_current_stream_capturing():  # a captured walk has new random numbers at every step
+                self.key.random_(2**31 - 1)
+            request = request._replace(key=self.key, step=step)
+        return self._engine.walk(request)
 
-    @property
-    def trace(self) -> Any:
-        return self._last[0]
-
-    def trace_of(self, traj):
-        return self.trace if traj.states is self._last[1] else None
-
-    def moved_on(self, trace: Any) -> None:
-        """Others have walked since, in the same memory: the last batch's trace is no more."""
-        self._last[:] = trace, None
-
-    def walks(self, task: Task, policy: Any) -> bool:
-        """Whether it is this policy that walks, and in this world: what it keeps of the way is then of use to whoever trains it."""
-        return self.task.env is task.env and self._policy[0] is policy
-
-    def rows(self, policy: Any) -> Tensor | None:
+    def rows(self, policy: Policy) -> Tensor | None:
         """A random context for each trajectory; None where there are no contexts."""
         if self.task.env.contexts is None:
             return None
@@ -109,15 +109,15 @@ class OnPolicy(Source):
         return torch.randint(count, (policy.num_seeds, self.batch), device=policy.device)
 
 
-def _keep_its_key(source: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Where a run of an earlier version has none; on a GPU also where one on a CPU never drew any."""
+def _keep_key(source: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """A run of an earlier version has no key; one that ran on a CPU never drew it."""
     found = state.setdefault(f"{prefix}key", source.key)
-    if source.traces and source.key.is_cuda and not bool(found.any()):
+    if source.trace is not None and source.trace.keyed and not bool(found.any()):
         state[f"{prefix}key"] = torch.randint(2**31 - 1, (1,))
 
 
 class Logged(Source):
-    """Trajectories that somebody recorded, drawn with replacement."""
+    """Recorded trajectories, drawn with replacement."""
 
     scored = True
 
@@ -148,6 +148,12 @@ class Mixed(Source):
 
     def act(self, step):
         return self.source.act(step)
+
+    def use(self, engine, word, trace):
+        self.source.use(engine, word, None)
+
+    def why_plain(self, task, policy):
+        return "replayed trajectories join the batch"
 
     def mix(self, traj):
         traj = self.source.mix(traj)

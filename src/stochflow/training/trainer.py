@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from stochflow.engines.base import Job, Residuals, Rewards, Schedule, Walk
 from stochflow.engines.capture import WARM_UP, Captured, aside
-from stochflow.engines.cuda import gradient as balance_kernel
-from stochflow.engines.cuda import noise as noise_kernel
+from stochflow.engines.choose import Word, choose
 from stochflow.engines.flat import FlatParameters
-from stochflow.engines.numba import gradient as cpu_balance
-from stochflow.engines.numba import many as cpu_recording
-from stochflow.engines.numba import noise as cpu_noise
 from stochflow.errors import UserError
 from stochflow.learn.buffer import Buffer
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import Objective
+from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics
-from stochflow.ops import one_thread, zeros
+from stochflow.ops import zeros
 from stochflow.scores import worth
 from stochflow.training.sources import OnPolicy, Source
-from stochflow.types import Judged, Task, Trajectories, World
+from stochflow.types import PolicyOut, Task, Trajectories, World
 
-FEW_STEPS = 1 << 14  # of a batch: up to there one thread is enough for the operators beside compiled loops
 STATS = (
     "loss",
     "dynamics_loss",
@@ -46,12 +43,13 @@ class Trainer:
     """Trains policy and dynamics, and keeps a running average of their weights, which is what one evaluates.
 
     Nothing here knows how many steps are planned: a run is good at any moment and can go on from any moment.
+    `engine` is the word of `--engine`; `engines` says what was chosen, and why.
     """
 
     def __init__(
         self,
         task: Task,
-        policy: Any,
+        policy: Policy,
         dynamics: Dynamics,
         objective: Objective,
         source: Source,
@@ -65,118 +63,90 @@ class Trainer:
         dynamics_sample_size: int = 16,
         capture: bool = True,
         compile: bool = False,
+        engine: Word = "auto",
     ):
         self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
-        self.dynamics_buffer, self.dynamics_rounds, self.dynamics_sample_size = (
-            dynamics_buffer,
-            dynamics_rounds,
-            dynamics_sample_size,
-        )
+        self.dynamics_buffer, self.dynamics_rounds = dynamics_buffer, dynamics_rounds
+        self.dynamics_sample_size, self.capture = dynamics_sample_size, capture
         device = policy.device
         self.policy_flat = FlatParameters(policy, lr, clip, follow=objective.bootstraps)
-        self.dynamics_flat = (
-            FlatParameters(dynamics, dynamics_lr, dynamics_clip) if any(True for _ in dynamics.parameters()) else None
-        )
+        learns = any(True for _ in dynamics.parameters())
+        self.dynamics_flat = FlatParameters(dynamics, dynamics_lr, dynamics_clip) if learns else None
         if self.dynamics_flat is not None and self.dynamics_flat.num_seeds != policy.num_seeds:
             raise UserError(
-                f"the policy has {policy.num_seeds} seeds, but the model of the noise has {self.dynamics_flat.num_seeds}: build both from the same seeds"
+                f"the policy has {policy.num_seeds} seeds, but the model of the noise has {self.dynamics_flat.num_seeds}: "
+                "build both from the same seeds"
             )
         self.step = torch.zeros((), dtype=torch.float64, device=device)  # what schedules read
         self.steps_done = 0  # the same on the host
-        self._scores, self._scored = (
-            0,
-            0,
-        )  # objects of a batch, and all that the oracle was asked about, both known on the host
+        self._batch_scores, self._scored = 0, 0  # objects of a batch, and all that the oracle was asked about
         self._asked = torch.zeros((), dtype=torch.long, device=device)  # beyond those, by an objective
         self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
-        self._none = zeros((policy.num_seeds,), device)
-        self.stop_requested = False  # set from a signal handler: what is in flight is finished first
-        self.capture = capture
-        made: Any = (
-            (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)
-        )  # a rollout's step is the source's to compile
-        self._judge, self._dynamics_loss = made(self.judge), made(dynamics.loss)
-        self._balance = direct_gradient(device.type)
-        self._noise = next((module for module in (cpu_noise, noise_kernel) if module.fits(dynamics)), None)
-        own = type(source) is OnPolicy and source.walks(task, policy)
-        if own and self._balance is not None and (source.steps is None or device.type == "cuda"):
-            # steps that were compiled are for the CPU: on a GPU, where a kernel walks, there is nothing to compile
-            source.traces = self._balance.fits(task, policy, dynamics, objective, source.batch)
-        self._worth: Any = (
-            worth.of_all(task, device) if own and source.traces else None
-        )  # of the last states, by number,
-        self._known = None if self._worth is None else task  # as long as the task is this one
-        self._alone: Callable[[], AbstractContextManager[None]] = nullcontext
-        if device.type == "cpu" and own and source.traces:
-            for flat in (self.policy_flat, self.dynamics_flat):
-                if flat is not None:
-                    flat.compile()
-            if policy.num_seeds * source.batch * task.env.horizon <= FEW_STEPS:
-                self._alone = one_thread
-        self._at_once = device.type == "cpu"
-        self._recording: cpu_recording.Recording | None = None  # many iterations on the CPU, and what they are made of
-        self._pool: Any = None  # memory that all recordings share: they are never replayed at once
-        self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its figures
+        self._zero = zeros((policy.num_seeds,), device)
+        self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
+        self._loss: Any = torch.compile(self.loss, dynamic=False) if compile else self.loss
+        plain = source.why_plain(task, policy)
+        known = worth.of_all(task, device) if not plain else None
+        batch = getattr(source, "batch", 0)
+        flats = self.policy_flat, self.dynamics_flat
+        self.job = Job(task, policy, dynamics, objective, batch, *flats, compile, plain, dynamics_buffer is not None, known)
+        self.engines = choose(self.job, engine)
+        self._by_trace = self.engines.gradient.name != "eager"
+        source.use(self.engines.walk, engine, self.engines.gradient.new_trace(self.job) if self._by_trace else None)
+        self._pool: Any = None  # memory that all captured graphs share: they are never replayed at once
+        self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its statistics
 
     # one iteration ----------------------------------------------------------------------------------------------
 
     def act(self) -> Trajectories:
+        """Fresh trajectories, without scores."""
         return self.source.act(self.step)
 
     def score(self, traj: Trajectories) -> Trajectories:
-        """The oracle's word on what was built."""
+        """The same with the oracle's scores, counted."""
         if self.source.scored:
             return traj
-        trace = self._looks_up(traj)
-        found = self.task.oracle(traj.states[-1]) if trace is None else self._worth[0][trace.finals]
         self._count(traj)
-        return traj._replace(score=found.to(traj.score))
+        return traj._replace(score=self.task.oracle(traj.states[-1]).to(traj.score))
 
-    def _batch(self) -> Trajectories:
-        """To learn from. Where its worth is known beforehand, whoever learns looks it up, and scores are for whoever notes them or keeps them."""
-        traj = self.act()
-        if self._looks_up(traj) is None or self.dynamics_buffer is not None:
-            return self.score(traj)
-        self._count(traj)
-        return traj
+    def _fresh(self) -> Walk:
+        """A batch to learn from, with its scores unless they are looked up by state number later."""
+        walk = self.source.walk(self.step)
+        if self.dynamics_buffer is None and self._numbered(walk) is not None:
+            self._count(walk.trajectories)
+            return walk
+        return walk._replace(trajectories=self.score(walk.trajectories))
 
-    def _looks_up(self, traj: Trajectories) -> Any:
-        """The trace by which the worth of these trajectories' last states is looked up; None where it is not."""
-        return self.source.trace_of(traj) if self.task is self._known else None
+    def _numbered(self, walk: Walk) -> Tensor | None:
+        """[S, B] numbers of the last states, where scores and rewards of all states are known; else None."""
+        known = self.job.worth is not None and self.task is self.job.task and walk.trace is not None
+        return walk.trace.final if known and walk.trace is not None else None
 
     def _count(self, traj: Trajectories) -> None:
-        self._scores = traj.score.numel()
-        if (
-            traj.moves.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-        ):  # a recording asks nobody; its replays do
-            self._scored += self._scores
+        self._batch_scores = traj.score.numel()
+        if not (traj.moves.is_cuda and torch.cuda.is_current_stream_capturing()):  # capturing asks about nothing
+            self._scored += self._batch_scores
 
-    def learn(self, traj: Trajectories, note: bool = True) -> None:
-        """One step of policy and dynamics; `note`: also write down the figures of this iteration."""
-        if self.source.trace_of(traj) is None:
-            with self._steady_dynamics():
-                loss, figures = self._judge(self.source.mix(traj), note)
+    def learn(self, batch: Trajectories | Walk, note: bool = True) -> None:
+        """One step of policy and dynamics; `note`: also write down the statistics of this iteration."""
+        walk = batch if isinstance(batch, Walk) else Walk(batch)
+        if walk.trace is None:
+            with self._averaged_dynamics():
+                loss, figures = self._loss(self.source.mix(walk.trajectories), note)
             self.policy_flat.differentiate(loss)
         else:
-            loss, figures = self._judge_by_trace(traj, note)
-        norm = self.policy_flat.update(self.step, ends=self.dynamics_flat is None)
-        dynamics_loss, dynamics_norm = self._learn_dynamics(traj, note)
+            loss, figures = self._traced_gradient(walk, note)
+        norm = self.engines.update.update(self.policy_flat, self.step, self.dynamics_flat is None)
+        dynamics_loss, dynamics_norm = self._learn_dynamics(walk.trajectories, note)
         if note:
             self._note([loss.detach(), dynamics_loss, norm, dynamics_norm], figures)
 
-    def judge(self, batch: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
-        """The loss of a batch [S] and, where asked, its figures in the order of STATS from the fifth on; a pure function of weights and batch."""
+    def loss(self, batch: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
+        """The loss of a batch [S] and, if noted, its statistics in the order of STATS from the fifth on."""
         needs = self.objective.needs | {"entropy"} if note else self.objective.needs
         terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, needs)
-        world = World(
-            self.task,
-            self.policy,
-            self.dynamics,
-            batch,
-            self.step,
-            self._ask,
-            self._steady_policy if self.objective.bootstraps else None,
-        )
+        steady = self._following_policy if self.objective.bootstraps else None
+        world = World(self.task, self.policy, self.dynamics, batch, self.step, self._ask, steady)
         loss, extra = self.objective.loss_and_stats(terms, world)
         if not note:
             return loss, []
@@ -184,77 +154,74 @@ class Trainer:
         figures = _figures(batch, log_z, terms.log_reward, terms.entropy.sum((0, 2)))
         return loss, [x.detach() for x in (*figures, *[extra[name] for name in self.objective.reports])]
 
-    def _judge_by_trace(self, traj: Trajectories, note: bool) -> tuple[Tensor, list[Tensor]]:
-        """The same from what the rollout kept, with the gradient already taken."""
-        log_rewards, trace = self._log_rewards(traj), self._looks_up(traj)
-        found = self._balance_by_trace(traj, log_rewards, note)
+    def _traced_gradient(self, walk: Walk, note: bool) -> tuple[Tensor, list[Tensor]]:
+        """The same from a trace, with the gradient already taken."""
+        found, traj = self._residuals(walk, note), walk.trajectories
         if not note:
-            return self._none, []  # which nobody reads
+            return self._zero, []
         assert found.entropy is not None
         assert found.log_flow is not None
-        if trace is not None:
-            score, log_rewards = self._worth[:, trace.finals]
+        number = self._numbered(walk)
+        if number is None:
+            log_reward = self._rewards(walk).log
+        else:
+            assert self.job.worth is not None
+            score, log_reward = self.job.worth[:, number]
             traj = traj._replace(score=score)
-        return found.loss.mean(1), _figures(traj, found.log_flow, log_rewards, found.entropy.sum(1))
+        return found.loss.mean(1), _figures(traj, found.log_flow, log_reward, found.entropy.sum(1))
 
-    def _log_rewards(self, traj: Trajectories) -> Tensor:
-        """[S, B] of what a rollout with a trace has built; [N] of all states, to be looked up by number, where they are known."""
-        if self._looks_up(traj) is not None:
-            return self._worth[1]
-        with torch.no_grad(), self._alone():
-            return self.task.reward(traj.score, traj.states[-1], self.step).float()
-
-    def _balance_by_trace(self, traj: Trajectories, log_rewards: Tensor, note: bool) -> Judged:
-        """The gradient into the flat block, and what was found on the way."""
-        trace, log_k, known = self.source.trace_of(traj), self._arrivals(traj), self._looks_up(traj) is not None
-        return self._balance.gradient(
-            self.task, self.policy, self.objective, traj, trace, log_rewards, known, log_k, self.policy_flat, note
+    def _residuals(self, walk: Walk, note: bool) -> Residuals:
+        return self.engines.gradient.gradient(
+            self.job, walk, self._rewards(walk), self._arrivals(walk.trajectories), note
         )
 
+    @torch.no_grad()
+    def _rewards(self, walk: Walk) -> Rewards:
+        if self._numbered(walk) is not None:
+            assert self.job.worth is not None
+            return Rewards(self.job.worth[1], True)
+        traj = walk.trajectories
+        return Rewards(self.task.reward(traj.score, traj.states[-1], self.step).float(), False)
+
     def _arrivals(self, traj: Trajectories) -> Tensor | None:
-        """[T, S, B, M]: log P(the realised move | each action) by the model of the noise, with averaged weights as everywhere in a balance;
-        None where what is meant happens."""
+        """[T, S, B, M] log P(the realised move | each action) by the averaged model; None: what is intended happens."""
         if self.dynamics.exact:
             return None
-        if self._noise is not None and self.dynamics_flat is not None:
-            return self._noise.arrivals(self.dynamics, self.dynamics_flat.averaged(), traj)
-        env, here = self.task.env, traj.states[:-1]
-        with torch.no_grad(), self._steady_dynamics(), self._alone():
-            return self.dynamics.arrivals(here, env.real_moves(env.moves(here)), traj.moves)
+        return self.engines.noise.arrivals(self.dynamics, self.dynamics_flat, traj)
 
     def iterate(self, note: bool = True) -> None:
-        """One iteration; on a GPU, from the second on, a replay of its recording. Figures that nobody reads need no noting."""
+        """One iteration; on a GPU, from the second on, a replay of its CUDA graph."""
         device = self.policy.device
         if self.steps_done == 0 and device.type == "cuda":
-            aside(self._begin, device)  # where the recording will be: one workspace for products serves both
+            aside(self._begin, device)  # on the stream of the capture: one workspace for products serves both
         elif self.steps_done == 0:
             self._begin()
         else:
             if note not in self._steps:
-                self._steps[note] = self._record(note)
+                self._steps[note] = self._captured(note)
             for step in self._steps[note]:
                 step()
         self.steps_done += 1
 
     def _begin(self) -> None:
-        """The first iteration, which also starts log Z at what its batch says."""
-        traj = self.score(self.act())
+        """The first iteration, which also starts log Z from its batch's estimate."""
+        walk = self.source.walk(self.step)
+        walk = walk._replace(trajectories=self.score(walk.trajectories))
         with torch.no_grad():
-            if self.source.trace_of(traj) is None:
-                terms = evaluate(
-                    self.task, self.policy, self.dynamics, traj, self.step, frozenset({"log_move", "log_pb"})
-                )
-                said = terms.log_reward - (terms.log_move - terms.log_pb).sum(0)
+            if walk.trace is None:
+                needs = frozenset({"log_move", "log_pb"})
+                terms = evaluate(self.task, self.policy, self.dynamics, walk.trajectories, self.step, needs)
+                estimate = terms.log_reward - (terms.log_move - terms.log_pb).sum(0)
             else:
-                said = self._balance_by_trace(traj, self._log_rewards(traj), False).estimate
-            self.policy.start_log_z(said.mean(1))
-        self.learn(traj)
+                estimate = self._residuals(walk, False).log_z_estimate
+            self.policy.start_log_z(estimate.mean(1))
+        self.learn(walk)
 
-    def _record(self, note: bool) -> list[Callable[[], object]]:
-        """The iteration as functions without arguments: one graph, or two around an oracle on the host."""
+    def _captured(self, note: bool) -> list[Callable[[], object]]:
+        """The iteration as functions without arguments: one CUDA graph, or two around an oracle on the host."""
 
         def whole() -> None:
-            self.learn(self._batch(), note)
+            self.learn(self._fresh(), note)
 
         device = self.policy.device
         if device.type != "cuda" or not self.capture:
@@ -264,25 +231,28 @@ class Trainer:
             aside(whole, device, WARM_UP)
             self.load_state_dict(kept)
             one = Captured(whole)
-            self._scores = 0
+            self._batch_scores = 0
             self._pool = one.record(self._pool)
-            each = self._scores
+            each = self._batch_scores
 
             def count() -> None:
                 self._scored += each
 
             return [one, count]
-        aside(
-            lambda: self.learn(self.act(), note), device, WARM_UP
-        )  # nothing: a host oracle is asked for real batches only
+
+        def walked() -> Walk:
+            return self.source.walk(self.step)
+
+        aside(lambda: self.learn(walked(), note), device, WARM_UP)  # unscored: a host oracle is asked for real batches
         self.load_state_dict(kept)
-        act = Captured(self.act)
+        act = Captured(walked)
         self._pool = act.record(self._pool)
-        fresh = act.result
-        scored = fresh._replace(score=torch.zeros_like(fresh.score))
+        fresh: Walk = act.result
+        scores = torch.zeros_like(fresh.trajectories.score)
+        scored = fresh._replace(trajectories=fresh.trajectories._replace(score=scores))
         learn = Captured(lambda: self.learn(scored, note))
         learn.record(self._pool)
-        return [act, lambda: scored.score.copy_(self.score(fresh).score), learn]
+        return [act, lambda: scores.copy_(self.score(fresh.trajectories).score), learn]
 
     def train(self, until: int, every: int = 100, on_log: Callable[[Trainer], None] | None = None) -> None:
         """Go on until `until` steps are done in all; `on_log` is called every `every` steps and at the end."""
@@ -290,50 +260,27 @@ class Trainer:
             stops = self.stop_requested
             if stops and self.steps_done % every == 0:
                 break
-            if not stops and self._go_on(min(every - self.steps_done % every, until - self.steps_done) - 1):
+            left = min(every - self.steps_done % every, until - self.steps_done) - 1
+            if not stops and self._many(left):
                 continue
             due = (self.steps_done + 1) % every == 0 or self.steps_done + 1 == until
-            self.iterate(
-                note=due or stops
-            )  # whoever stops makes one more, with its figures: what is saved says how things stand
+            self.iterate(note=due or stops)  # the last one before a stop is noted: what is saved has its statistics
             if on_log is not None and due:
                 on_log(self)
             if stops:
                 break
 
-    def _go_on(self, most: int) -> bool:
-        """Some iterations at once, at most so many, of which nobody reads the figures; False: the next one is made alone."""
-        source: Any = self.source
-        if most <= 0 or not self._at_once or self.steps_done < cpu_recording.BEFORE or type(source) is not OnPolicy:
+    def _many(self, most: int) -> bool:
+        """Several iterations without statistics in one call, at most so many; False: the next one is made alone."""
+        engine, source = self.engines.many, self.source
+        if most <= 0 or engine is None or source.trace is None or self.task is not self.job.task:
             return False
-        if source.trace is None or not source.traces or not source.walks(self.task, self.policy):
-            return False
-        flats, room = (self.policy_flat, self.dynamics_flat), source.trace.room
-        made_of = (
-            self.task,
-            self.policy,
-            self.dynamics,
-            self.objective,
-            source,
-            *flats,
-            self.dynamics_buffer,
-            self._noise,
-        )
-        parts = cpu_recording.Parts(*made_of, self._worth if self.task is self._known else None, room, room.kept)
-        if not cpu_recording.fits(parts):
-            return False
-        if self._recording is None or not self._recording.serves(parts):
-            self._recording = cpu_recording.Recording(parts)
-        return self._recording.run(self.step.item(), most, self._passed)
-
-    def _passed(self, many: int) -> None:
-        """So many iterations were made at once."""
-        self.steps_done += many
-        self.step += many
-        self._scored += many * self.policy.num_seeds * self.source.batch
-        for flat in (self.policy_flat, self.dynamics_flat):
-            if flat is not None:
-                flat.passed(many)
+        assert isinstance(source, OnPolicy)
+        made = engine.many(self.job, Schedule(self.steps_done, source.exploration(self.step), source.trace), most)
+        self.steps_done += made
+        self.step += made
+        self._scored += made * self.policy.num_seeds * self.job.batch
+        return made > 0
 
     def _ask(self, states: Tensor, where: Tensor) -> Tensor | None:
         """Log-rewards beyond those of the batch, for objectives that look at children; counted."""
@@ -342,13 +289,13 @@ class Trainer:
         self._asked += where.sum()
         return self.task.reward(self.task.oracle(states), states, self.step).float()
 
-    def _steady_policy(self, state: Tensor) -> Any:
+    def _following_policy(self, state: Tensor) -> PolicyOut:
         """The policy with slowly following weights, beside the one that learns."""
         return functional_call(self.policy, self.policy_flat.followed(), (state,))
 
     @contextmanager
-    def _steady_dynamics(self) -> Iterator[None]:
-        """The flows balance against the averaged dynamics: the last step's noise in P would be noise in every balance."""
+    def _averaged_dynamics(self) -> Iterator[None]:
+        """Flows balance against the averaged dynamics: the last step's noise in P would be noise in every residual."""
         if self.dynamics_flat is None:
             yield
             return
@@ -359,10 +306,10 @@ class Trainer:
             self.dynamics_flat.swap()
 
     def _learn_dynamics(self, fresh: Trajectories, note: bool) -> tuple[Tensor, Tensor]:
-        """Only from what really happened; from this batch, or from a buffer of earlier ones. Loss and gradient norm, each [S]."""
+        """From real steps alone: of this batch, or of a buffer of earlier ones. Loss and gradient norm, each [S]."""
         self.dynamics.observe(fresh)
-        if self.dynamics_flat is None:  # nothing to learn by gradient: the loss is for whoever reads it
-            return self.dynamics.loss(fresh) if note else self._none, self._none
+        if self.dynamics_flat is None:  # nothing learns by gradient
+            return self.dynamics.loss(fresh) if note else self._zero, self._zero
         if self.dynamics_buffer is None:
             return self._dynamics_step(fresh, ends=True)
         self.dynamics_buffer.add(fresh)
@@ -372,17 +319,12 @@ class Trainer:
 
     def _dynamics_step(self, traj: Trajectories, ends: bool) -> tuple[Tensor, Tensor]:
         assert self.dynamics_flat is not None
-        if self._noise is not None:
-            loss = self._noise.differentiate(self.dynamics, traj, self.dynamics_flat)
-        else:
-            with self._alone():
-                loss = self._dynamics_loss(traj)
-                self.dynamics_flat.differentiate(loss)
-        return loss.detach(), self.dynamics_flat.update(self.step, ends)
+        loss = self.engines.noise.learn_noise(self.dynamics, self.dynamics_flat, traj)
+        return loss, self.engines.update.update(self.dynamics_flat, self.step, ends)
 
     @torch.no_grad()
     def _note(self, learned: list[Tensor], figures: list[Tensor]) -> None:
-        """Figures of this iteration into static memory; `learned` in the order of STATS' first four."""
+        """Statistics of this iteration into static memory; `learned` in the order of STATS' first four."""
         finite = (torch.isfinite(learned[0]) & torch.isfinite(learned[2])).float()
         rows = [*learned, *figures[:5], finite, *figures[5:]]
         self.raw_stats.copy_(torch.stack([r.to(self.raw_stats) for r in rows]))
@@ -394,7 +336,7 @@ class Trainer:
 
     @property
     def stats(self) -> dict[str, Tensor]:
-        """The last iteration's figures, one a seed [S]; reading them is the one place where the device is waited for."""
+        """The last noted iteration's statistics, per seed [S]; reading them is the one place where the device is waited for."""
         return dict(zip((*STATS, *self.objective.reports), self.raw_stats.cpu(), strict=True))
 
     # weights and state --------------------------------------------------------------------------------------------
@@ -453,15 +395,5 @@ class Trainer:
 def _figures(batch: Trajectories, log_z: Tensor, log_reward: Tensor, entropy: Tensor) -> list[Tensor]:
     """In the order of STATS from the fifth on; `entropy` [S] = the sum over all steps."""
     length = batch.alive.sum(0).float()
-    return [
-        log_z.mean(1),
-        batch.score.mean(1),
-        log_reward.mean(1),
-        length.mean(1),
-        entropy / length.sum(1).clamp(min=1),
-    ]
-
-
-def direct_gradient(device: str) -> Any:
-    """The module that takes gradients without autograd where it fits; None where there is none."""
-    return {"cpu": cpu_balance, "cuda": balance_kernel}.get(device)
+    means = [log_z.mean(1), batch.score.mean(1), log_reward.mean(1), length.mean(1)]
+    return [*means, entropy / length.sum(1).clamp(min=1)]
