@@ -1,3 +1,43 @@
 """The entropy band and ratio (`stochflow.learn.entropy`), under the name that the source documents use."""
 
-from stochflow.learn.entropy import *  # noqa: F403
+from stochflow.learn.entropy import (
+    EDGE,
+    EPS,
+    HIGH,
+    LOW,
+    Band,
+    EntropyAverage,
+    check_gamma,
+    compute_entropy,
+    entropy_balance_loss,
+    entropy_band,
+    entropy_high,
+    entropy_low,
+    entropy_ratio,
+    kl_divergence_loss,
+    mean_entropy_ratio,
+    normalised_entropy,
+    state_kl,
+    temperature,
+)
+
+__all__ = [
+    "EDGE",
+    "EPS",
+    "HIGH",
+    "LOW",
+    "Band",
+    "EntropyAverage",
+    "check_gamma",
+    "compute_entropy",
+    "entropy_balance_loss",
+    "entropy_band",
+    "entropy_high",
+    "entropy_low",
+    "entropy_ratio",
+    "kl_divergence_loss",
+    "mean_entropy_ratio",
+    "normalised_entropy",
+    "state_kl",
+    "temperature",
+]

@@ -27,7 +27,9 @@ def test_grid_log_reward_is_the_log_of_the_corners():
     states = task.env.all_states()
     log_reward = task.reward(task.oracle(states), states, None)
     assert torch.allclose(log_reward.exp(), Corners(8, 1e-5)(states), rtol=1e-5)
-    assert float(log_reward.min()) == pytest.approx(math.log(1e-5), abs=1e-4)  # a small base is not lifted to some floor
+    assert float(log_reward.min()) == pytest.approx(
+        math.log(1e-5), abs=1e-4
+    )  # a small base is not lifted to some floor
 
 
 def test_settings_reach_the_task():
@@ -95,7 +97,9 @@ def test_a_confusion_table_is_the_whole_law(tmp_path):
         assert isinstance(channel, Confusion)
         state = env.initial((1,))
         legal = env.real_moves(env.moves(state))
-        assert channel.log_probs(state, legal, torch.tensor([1])).exp()[0, :2].tolist() == pytest.approx([0.3, 0.7], abs=1e-6)
+        assert channel.log_probs(state, legal, torch.tensor([1])).exp()[0, :2].tolist() == pytest.approx(
+            [0.3, 0.7], abs=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,9 @@ def test_impossible_settings_are_refused(make, words):
 # modes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ndim", "side", "cells", "regions"), [(2, 8, 4, 4), (2, 32, 36, 4), (2, 64, 144, 4), (3, 8, 8, 8), (1, 32, 6, 2)])
+@pytest.mark.parametrize(
+    ("ndim", "side", "cells", "regions"), [(2, 8, 4, 4), (2, 32, 36, 4), (2, 64, 144, 4), (3, 8, 8, 8), (1, 32, 6, 2)]
+)
 def test_bright_cells_and_regions_of_the_grid(ndim, side, cells, regions):
     task = tasks.grid_task(ndim, side)
     at, region = task_modes(task), mode_regions(task)
@@ -189,7 +195,9 @@ def test_strings_task_wraps_any_function():
 
 
 def test_strings_task_takes_lengths_noise_and_reward():
-    task = tasks.strings_task(lambda t: [-float(len(x)) for x in t], "01", 5, min_length=1, channel=Slip(0.5), reward=Linear(2.0))
+    task = tasks.strings_task(
+        lambda t: [-float(len(x)) for x in t], "01", 5, min_length=1, channel=Slip(0.5), reward=Linear(2.0)
+    )
     assert task.env.stop == 2
     assert isinstance(task.channel, Slip)
     states = task.env.encode(["01", "01101"])

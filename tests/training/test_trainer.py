@@ -260,8 +260,7 @@ def test_a_run_that_is_stopped_has_the_figures_of_its_last_step():
 
 
 def test_looking_first_in_inference_mode_does_not_spoil_training():
-    for cache in (ops._NUMBERS, ops._COUNTS, ops._TRUE, ops._BUT):
-        cache.clear()
+    ops._CONSTANTS.clear()
     trainer = make()
     with torch.inference_mode():
         rollout(trainer.task, trainer.policy, 4)

@@ -368,9 +368,9 @@ BAD_CHANNELS = [
     (Trespasses(0.2), "illegal", "restrict"),
     (MarginalWrong(0.2), "marginal()", "off by"),
     (ArrivalsForgotten(0.2), "arrivals()", "off by"),
-    (ArrivalsShort(0.2), "arrivals()", "one entry an action"),
+    (ArrivalsShort(0.2), "arrivals()", "one entry per action"),
     (NotANumber(0.2), "not a number", "NEG"),
-    (WrongShape(0.2), "shape", "one entry a move"),
+    (WrongShape(0.2), "shape", "one entry per move"),
     (DrawsAnother(), "sample()", "probability zero"),
     (
         Confusion([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0]]),

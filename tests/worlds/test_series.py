@@ -54,7 +54,7 @@ def test_every_bin_is_the_bin_of_its_centre_and_of_what_is_drawn_from_it(count, 
     every = torch.arange(count)
     assert (bins.index(bins.centre(every.double())) == every).all()
     inner = (every > 0) & (every < count - 1)
-    off = (bins.spread(every.double()) - bins.centre(every.double())).abs()
+    off = (bins.draw(every.double()) - bins.centre(every.double())).abs()
     assert (off <= bins.width / 2 * (1 + 1e-6)).all()
     assert (bins.centre(every.double()).abs() <= limit)[inner].all()
 

@@ -116,5 +116,5 @@ def test_a_condition_leaves_the_text_as_it_is(min_length):
 def test_what_has_no_letters_has_no_text_under_a_condition(inner):
     env = Conditioned(inner, torch.tensor([[0.1], [0.9]]))
     assert not hasattr(env, "decode")
-    with pytest.raises(AttributeError, match="builds nothing that can be read as text"):
+    with pytest.raises(AttributeError, match="has no text form"):
         env.decode(env.initial((2,)))

@@ -16,9 +16,8 @@ def complain(sentence: str) -> None:
 class Progress:
     """One live line on a terminal, a plain line at every evaluation otherwise, nothing when quiet."""
 
-    def __init__(self, quiet: bool, track: str = "none"):
-        self.quiet, self.track = quiet, track
-        self.tracker: Any = None
+    def __init__(self, quiet: bool):
+        self.quiet = quiet
         self.path: Path | None = None
         self.told: set[str] = set()  # diagnostics that have been told
         self.bar: Any = None  # rich's, on a terminal
@@ -34,17 +33,9 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-        if self.tracker is not None:
-            self.tracker.close()
-            self.tracker = None
 
     def start(self, path: Path, step: int, steps: int) -> None:
         self.path = path
-        if self.track != "none":
-            from stochflow.runs.folder import Run
-            from stochflow.runs.tracking import open_tracker
-
-            self.tracker = open_tracker(self.track, path, Run.open(path).config.to_dict())
         if self.quiet:
             return
         print(f"run folder: {path}", flush=True)
@@ -58,8 +49,6 @@ class Progress:
             self.bar.start()
 
     def update(self, record: dict[str, Any], steps: int) -> None:
-        if self.tracker is not None:
-            self.tracker(record)
         if self.quiet:
             return
         step = record["step"]

@@ -250,7 +250,7 @@ class Forecaster:
                 for part in rows.split(max(1, TOGETHER // each)):
                     chosen = part.repeat_interleave(each).expand(s.seeds, -1)
                     final = rollout(task, fitted.policy, chosen.shape[1], row=chosen).states[-1].cpu()
-                    values = env.windows.unscale(env.values(final, spread=True), final[..., 0])
+                    values = env.windows.unscale(env.values(final, draw=True), final[..., 0])
                     made.append(values.view(s.seeds, len(part), each, s.horizon))
         finally:
             encoder.attach(trained)

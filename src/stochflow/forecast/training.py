@@ -361,6 +361,7 @@ def _validated(
         )
     with torch.no_grad():
         trainer.policy_flat.values.copy_(weights)
+        trainer.policy_flat.changed()
     return trainer, at, looks
 
 

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stochflow.engines.base import Request
+from stochflow.engines.choose import walk
 from stochflow.law import floors, metrics
 from stochflow.law.exact import Graph, TargetLaw, exact_law, expected_modes, target_law
 from stochflow.law.task_modes import task_modes
 from stochflow.learn.entropy import entropy_band, entropy_ratio
 from stochflow.learn.evaluate import evaluate
-from stochflow.learn.rollout import backward_rollout, rollout
+from stochflow.learn.rollout import backward_rollout
 from stochflow.noise.dynamics import Dynamics, Known
 from stochflow.scores.oracles import Cached, Host
 from stochflow.types import Task, Trajectories, plain
@@ -117,7 +119,7 @@ class Yardstick:
         each: dict[str, Tensor] = {}
         known: dict[str, Any] = {"samples": SAMPLES}
         with forked(seed, self.device):
-            traj = rollout(task, policy, SAMPLES)
+            traj = walk(Request(task, policy, SAMPLES)).trajectories
             if self.exact or self.fast or final:
                 traj = scored(task, traj)
                 each |= self._from_sample(policy, traj)

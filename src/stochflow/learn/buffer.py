@@ -1,7 +1,7 @@
-"""Replay: what was done and what it scored, in small integers; states are rebuilt by `env.step`.
+"""Replay: actions, moves and scores in small integers; states are rebuilt by `env.step`.
 
-Memory is linear in length. Scores are kept and log-rewards recomputed, so nothing goes stale while the exponent ramps.
-All shapes are static and nothing reads the device, so a captured iteration can hold it.
+Memory is linear in length. Scores are kept and log-rewards recomputed, so they stay right while the exponent ramps.
+All shapes are static and no value is read on the host, so a captured iteration can hold it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stochflow.worlds.env import Env
 
 
 class Buffer(nn.Module):
-    """A ring of `capacity` trajectories a seed. `priority` = fraction of draws that come from the best tenth by score."""
+    """A ring of `capacity` trajectories per seed. `priority` = fraction of draws from the best tenth by score."""
 
     TOP = 0.1
 
@@ -41,11 +41,12 @@ class Buffer(nn.Module):
         self.register_buffer("written", torch.zeros((), dtype=torch.long))
 
     def add(self, traj: Trajectories) -> None:
-        """Keep a batch, the oldest making room."""
+        """Store a batch in place of the oldest trajectories."""
         batch = traj.moves.shape[-1]
         if batch > self.capacity:
             raise UserError(
-                f"a batch of {batch} trajectories does not fit a replay buffer of {self.capacity}: make the buffer larger"
+                f"a batch of {batch} trajectories does not fit a replay buffer of {self.capacity}: "
+                "make the buffer larger"
             )
         place = (self.written + torch.arange(batch, device=self.written.device)) % self.capacity
         self.actions.index_copy_(2, place, traj.actions.to(torch.int16))
@@ -58,7 +59,7 @@ class Buffer(nn.Module):
         self.written += batch
 
     def sample(self, batch: int) -> Trajectories:
-        """`batch` trajectories a seed, with replacement."""
+        """`batch` trajectories per seed, drawn with replacement."""
         seeds = self.score.shape[0]
         count = self.written.clamp(max=self.capacity)
         uniform = torch.rand(seeds, batch, device=self.score.device)
@@ -89,7 +90,7 @@ class Buffer(nn.Module):
 
 
 def join(first: Trajectories, second: Trajectories) -> Trajectories:
-    """Two batches side by side."""
+    """Two batches as one, side by side along the batch dimension."""
     return Trajectories(
         torch.cat([first.states, second.states], 2),
         torch.cat([first.actions, second.actions], 2),

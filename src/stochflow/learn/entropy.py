@@ -1,4 +1,4 @@
-"""Entropy of the policy over a batch: its quantile band, the ratio r_gamma, and what is made of them.
+"""Entropy of the policy over a batch: its quantile band, the ratio r_gamma, and the losses made of them.
 
 Shapes as in `types`. The band and the ratio carry no gradient: they weigh a loss, and a positive weight never moves the
 point where the loss is zero. Definitions and proofs are in docs/source-documents.md.
@@ -23,12 +23,12 @@ EDGE = 1e-3  # how near rho may come to 0 and 1 before its logarithm is taken
 class Band(NamedTuple):
     """Entropies, as fractions of the largest possible one, of exploring and of decided states."""
 
-    high: Tensor  # [S], or [T, S] a time step
+    high: Tensor  # [S], or [T, S] with one band per time step
     low: Tensor
 
 
 def check_gamma(gamma: float) -> float:
-    """Refuse what is no mixing weight: 0 < gamma <= 1."""
+    """gamma as a float; a UserError unless 0 < gamma <= 1."""
     if isinstance(gamma, bool) or not isinstance(gamma, (int, float)) or not 0 < gamma <= 1:
         raise UserError(
             f"gamma is {gamma!r}, but it must lie above 0 and be at most 1 (1 makes the entropy ratio 1): try 0.5"
@@ -64,7 +64,7 @@ def entropy_low(entropy: Tensor, where: Tensor | None = None, *, per_step: bool 
 
 
 def entropy_band(entropy: Tensor, choices: Tensor, alive: Tensor, per_step: bool = False) -> Band:
-    """The band of a batch: normalised entropies of living states that leave a choice."""
+    """The band of a batch, over the normalised entropies of alive states with more than one legal action."""
     share, where = normalised_entropy(entropy, choices), alive & (choices > 1)
     return Band(entropy_high(share, where, per_step=per_step), entropy_low(share, where, per_step=per_step))
 
@@ -78,15 +78,15 @@ def entropy_ratio(high: Tensor, low: Tensor, gamma: float, eps: float = EPS) -> 
 
 
 def mean_entropy_ratio(high: Tensor, low: Tensor, gammas: Sequence[float], eps: float = EPS) -> Tensor:
-    """The mean of r over several gammas."""
+    """The mean of `entropy_ratio` over several gammas, shaped like `high`."""
     return torch.stack([entropy_ratio(high, low, g, eps) for g in gammas]).mean(0)
 
 
 def entropy_balance_loss(share: Tensor, where: Tensor, r: Tensor, gamma: float) -> Tensor:
     """[S]: -mean[h log rho + (1 - gamma)(1 - h) log(1 - rho)] of normalised entropies h [T, S, B], with rho = gamma r.
 
-    The documents' `dynamics_loss` with log(1 - r), which is never finite because r >= 1, put right: rho lies in
-    [gamma, 1] and is kept away from both ends. It is a regulariser: it moves the law, so its weight must die out.
+    The documents' `dynamics_loss` takes log(1 - r), which is never finite because r >= 1; rho instead lies in
+    [gamma, 1] and is clamped away from both ends. It is a regulariser: it moves the law, so its weight must decay.
     """
     check_gamma(gamma)
     rho = (gamma * r.detach()).clamp(EDGE, 1 - EDGE).unsqueeze(-1)  # [S, 1] or [T, S, 1]
@@ -94,14 +94,14 @@ def entropy_balance_loss(share: Tensor, where: Tensor, r: Tensor, gamma: float) 
 
 
 def temperature(r: Tensor) -> Tensor:
-    """r [S] as `rollout`'s `temper` [S, 1, 1]: actions are then drawn from pi^(1/r), flatter and never sharper than pi."""
+    """r [S] as `rollout`'s `temper` [S, 1, 1]: actions are drawn from pi^(1/r), flatter and never sharper than pi."""
     return r.detach().view(-1, 1, 1)
 
 
 def state_kl(log_forward: Tensor, log_backward: Tensor, mask: Tensor) -> Tensor:
     """KL(f || b / sum b) >= 0 over the allowed entries, [..., M] -> [...].
 
-    Both are laws of what leaves the same state, over the same set: `log_forward` is normalised, `log_backward` need not be.
+    Both are laws over the moves that leave one state: `log_forward` is normalised, `log_backward` need not be.
     """
     log_forward = keep(mask, log_forward, 0)
     log_backward = torch.where(mask, log_backward, float("-inf")).log_softmax(-1)
@@ -110,16 +110,16 @@ def state_kl(log_forward: Tensor, log_backward: Tensor, mask: Tensor) -> Tensor:
 
 
 def kl_divergence_loss(log_forward: Tensor, log_backward: Tensor, mask: Tensor, where: Tensor) -> Tensor:
-    """[S]: mean of `state_kl` over the states [T, S, B] that count; zero exactly where f = b / sum b at each of them."""
-    some = mask | ~where.unsqueeze(-1)  # a state that does not count may have nothing allowed
+    """[S]: mean of `state_kl` over the states [T, S, B] that count; zero only where f = b / sum b at each of them."""
+    some = mask | ~where.unsqueeze(-1)  # a state that does not count may have no allowed entry
     return masked_mean(state_kl(log_forward, log_backward, some), where, (0, 2))
 
 
 class EntropyAverage(nn.Module):
-    """A moving average of the band, for batches so small that their quantiles jump. Unbiased from the first batch on."""
+    """A moving average of the band, for batches so small that their quantiles jump; unbiased from the first batch."""
 
     def __init__(self, seeds: int, steps: int | None = None, decay: float = 0.99):
-        """`steps` = the horizon for a band per time step; None = one band a batch."""
+        """`steps` = the horizon for a band per time step; None = one band per batch."""
         super().__init__()
         if not 0 <= decay < 1:
             raise UserError(
@@ -136,7 +136,7 @@ class EntropyAverage(nn.Module):
 
     @torch.no_grad()
     def forward(self, band: Band) -> Band:
-        """Take in a band and return the averaged one."""
+        """Add a band to the average; returns the averaged band."""
         for total, new in ((self.high, band.high), (self.low, band.low), (self.mass, torch.ones_like(self.mass))):
             total.mul_(self.decay).add_(new.to(total), alpha=1 - self.decay)
         return self.band

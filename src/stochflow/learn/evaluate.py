@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import remembered
 from stochflow.ops import always, arange, keep, masked_log_softmax, pick
 from stochflow.types import Task, Terms, Trajectories
@@ -18,7 +19,7 @@ POSSIBLE = -9.0  # log P(move | action) below which a pair counts as impossible 
 def move_law(
     env: Env, channel: Channel, state: Tensor, mask: Tensor, log_pi: Tensor, memory: Tensor | None = None
 ) -> Tensor:
-    """log p(move | state) [..., M] of policy and channel together. STOP is exact: it happens when, and only when, meant."""
+    """log p(move | state) [..., M] of policy and channel together; STOP is exact: it happens only if intended."""
     if channel.exact:
         return log_pi
     law = channel.marginal(state, env.real_moves(mask), log_pi, memory)
@@ -30,8 +31,8 @@ def move_law(
 
 def evaluate(
     task: Task,
-    policy: Any,
-    dynamics: Any,
+    policy: Policy,
+    dynamics: Channel,
     traj: Trajectories,
     step: Tensor | None = None,
     needs: frozenset[str] = frozenset(Terms._fields),
@@ -41,22 +42,20 @@ def evaluate(
     horizon = len(alive)
     here = traj.states[:-1]  # [T, S, B, D]
     context = policy.context(traj.states[0])
-    last = not env.tree or (
-        "log_pa" in needs and policy.back_action
-    )  # else nobody asks about the last state: its flow is the reward
-    out = policy.along(
-        traj if last else traj._replace(states=here), context, "log_flow" in needs
-    )  # [T or T+1, S, B, ...]
+    # of a tree the last state needs no forward pass: its flow is the reward, its parent is known
+    last = not env.tree or ("log_pa" in needs and policy.back_action)
+    asked = traj if last else traj._replace(states=here)
+    out = policy.along(asked, context, "log_flow" in needs)  # [T or T+1, S, B, ...]
     mask = always((*alive.shape, env.num_moves), alive.device) if env.free else env.moves(here)
     log_pi = masked_log_softmax(out.forward[:horizon], None if env.free else mask)
     legal = env.real_moves(mask)
-    noisy = alive & (traj.moves != env.stop) if env.stop is not None else alive  # where the channel spoke
+    noisy = alive & (traj.moves != env.stop) if env.stop is not None else alive  # where the channel acts
     memory = remembered(dynamics, traj)
 
     def living(x: Tensor) -> Tensor:
         return keep(alive, x, 0)
 
-    filled: Any = None  # what nobody needs stays None
+    filled: Any = None  # fields that are not needed stay None
     log_pf = log_pf_move = log_k = log_move = log_pb = log_pa = log_flow = entropy = choices = law = filled
     if "log_pf" in needs or "log_pa" in needs:
         log_pf = living(pick(log_pi, traj.actions))
@@ -107,14 +106,14 @@ def evaluate(
 def action_posterior(
     dynamics: Channel, here: Tensor, legal: Tensor, head: Tensor, traj: Trajectories, memory: Tensor | None
 ) -> Tensor:
-    """log pi_B(. | realised move) [T, S, B, M] from a learned head [T, S, B, M, M], on the pairs that can happen and on no others.
+    """log pi_B(. | realised move) [T, S, B, M] from a learned head [T, S, B, M, M], over the pairs that can happen.
 
     Mass on an impossible pair would give zero loss and a wrong law (docs/method.md, T1).
     """
     with torch.no_grad():
         arrive = dynamics.arrivals(here, legal, traj.moves, memory)  # [T, S, B, M]
     happened = arange(legal.shape[-1], legal.device) == traj.actions.unsqueeze(-1)
-    possible = legal & ((arrive > POSSIBLE) | happened)  # what happened is possible, whatever a young model believes
+    possible = legal & ((arrive > POSSIBLE) | happened)  # the observed pair counts even where a new model denies it
     row = traj.moves.clamp(min=0)[..., None, None].expand(*head.shape[:-2], 1, head.shape[-1])
     logits = head.gather(-2, row).squeeze(-2)
     return masked_log_softmax(logits, possible)

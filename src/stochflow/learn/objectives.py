@@ -31,12 +31,12 @@ from stochflow.types import Terms, World
 
 @dataclass(frozen=True)
 class Form:
-    """What counts as the forward log-probability of a step: the one place where the treatments of noise differ."""
+    """The forward log-probability of a step: the one place where the treatments of noise differ."""
 
     name: str
     needs: frozenset[str]
     step: Callable[[Terms], Tensor]  # [T, S, B]
-    back_action: bool = False  # wants the learned head for the action given the move
+    back_action: bool = False  # uses the learned head for the action given the move
 
 
 MARGINAL = Form("marginal", frozenset({"log_move"}), lambda t: t.log_move)
@@ -48,13 +48,13 @@ INTENDED = Form("intended", frozenset({"log_pf", "log_pa"}), lambda t: t.log_pf 
 
 
 class Objective(ABC):
-    """`needs` names the terms to fill; `residual` is zero for every trajectory exactly at balance."""
+    """`needs` names the terms to fill; `residual` is zero for every trajectory if and only if flows balance."""
 
     form: Form = MARGINAL
     reports: tuple[str, ...] = ()  # names of the figures that `loss_and_stats` gives beside the loss
-    bootstraps: bool = False  # learns from the network's own flows of children: give it weights that move slowly
-    on_policy: bool = False  # holds for the policy's own trajectories alone: no exploration, no replay
-    memory: nn.Module | None = None  # what it keeps from batch to batch, to be saved with the run
+    bootstraps: bool = False  # targets use the network's own flows of children: evaluate them with averaged weights
+    on_policy: bool = False  # valid for the policy's own trajectories alone: no exploration, no replay
+    memory: nn.Module | None = None  # state kept from batch to batch, saved with the run
 
     @property
     @abstractmethod
@@ -73,13 +73,13 @@ class Objective(ABC):
         return masked_mean(r.square(), t.alive, (0, 2))
 
     def loss_and_stats(self, t: Terms, world: World) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and, by the names in `reports`, what else is worth logging, each [S] and without gradient."""
+        """The loss [S] and the figures named in `reports`, each [S] and without gradient."""
         return self.loss(t, world), {}
 
 
 @dataclass(frozen=True)
 class TrajectoryBalance(Objective):
-    """Z prod p(move) = R prod P_B, one residual a trajectory."""
+    """Z prod p(move) = R prod P_B, one residual per trajectory."""
 
     form: Form = MARGINAL
 
@@ -93,7 +93,7 @@ class TrajectoryBalance(Objective):
 
 @dataclass(frozen=True)
 class DetailedBalance(Objective):
-    """F(s) p(move | s) = F(s') P_B(move | s'), one residual a step; the reward stands in for F at the end."""
+    """F(s) p(move | s) = F(s') P_B(move | s'), one residual per step; the reward replaces F at the end."""
 
     form: Form = MARGINAL
 
@@ -121,6 +121,7 @@ class SubTrajectoryBalance(Objective):
         return self._pairs(t)[0]
 
     def _pairs(self, t: Terms) -> tuple[Tensor, Tensor]:
+        """Residuals and weights of all pairs (i, j), each [T+1, T+1, S, B]."""
         travelled = torch.cat([torch.zeros_like(t.log_flow[:1]), (self.form.step(t) - t.log_pb).cumsum(0)])
         potential = t.log_flow - travelled  # constant along a balanced trajectory
         reached = torch.cat([torch.ones_like(t.alive[:1]), t.alive])  # [T+1, S, B]
@@ -155,9 +156,8 @@ class LogVariance(Objective):
     def loss(self, t, world):
         if world.task.env.contexts is None:
             return super().loss(t, world)
-        row = world.trajectories.states[
-            0, ..., 0
-        ]  # every condition has a log Z of its own: the mean is over its trajectories
+        # every condition has a log Z of its own: the mean is over its trajectories
+        row = world.trajectories.states[0, ..., 0]
         same = (row.unsqueeze(2) == row.unsqueeze(1)).to(t.log_reward)  # [S, B, B]
         score = self._score(t)
         return (score - (same @ score.unsqueeze(-1)).squeeze(-1) / same.sum(-1)).square().mean(1)
@@ -185,10 +185,9 @@ class TrajectoryKL(Objective):
         r = self.residual(t)
         others = (r.sum(1, keepdim=True) - r) / max(r.shape[1] - 1, 1)  # zero where the batch is a single trajectory
         score = (r - others).detach() * t.log_move.sum(0)
-        pull = (score - t.log_pb.sum(0)).mean(
-            1
-        )  # a learned P_B follows directly: it is part of what P is compared with
-        return r.detach().mean(1) + pull - pull.detach()
+        # a learned P_B has a direct gradient: it is part of the target
+        surrogate = (score - t.log_pb.sum(0)).mean(1)
+        return r.detach().mean(1) + surrogate - surrogate.detach()
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class FlowKL(Objective):
         return frozenset({"law", "log_flow", "log_pb"})
 
     def residual(self, t):
-        return t.log_flow[:-1]  # a state-level loss has no trajectory residual; see `loss`
+        return t.log_flow[:-1]  # a placeholder: a state-level loss has no trajectory residual; see `loss`
 
     def loss(self, t, world):
         return self.loss_and_stats(t, world)[0]
@@ -219,23 +218,22 @@ class FlowKL(Objective):
         kl, gap, usable = flow_kl(t, world)
         reverse = masked_mean(-t.log_pb, t.alive, (0, 2))
         reverse = reverse - reverse.detach()  # its gradient only: the loss stays zero at balance
-        return masked_mean(kl + 0.5 * gap.square(), usable, (0, 2)) + reverse, {
-            "kl": masked_mean(kl.detach(), usable, (0, 2))
-        }
+        loss = masked_mean(kl + 0.5 * gap.square(), usable, (0, 2)) + reverse
+        return loss, {"kl": masked_mean(kl.detach(), usable, (0, 2))}
 
 
 @dataclass(frozen=True)
 class SGFNKL(Objective):
-    """Stochastic detailed balance + weight * r_gamma * (flow KL + flow gap): the documents' SGFN-KL, made sound.
+    """Stochastic detailed balance + weight * r_gamma * (flow KL + flow gap): the documents' SGFN-KL, with a sound KL.
 
-    r_gamma is detached and positive, and both parts are zero exactly at balance, so where the target can be reached this
-    objective reaches it. Where it cannot, the mixture ends at neither part's limit. Several `gammas` are averaged.
+    r_gamma is detached and positive, and both parts are zero exactly at balance, so where the target can be reached
+    this objective reaches it. Where it cannot, the mixture ends at neither part's limit. Several `gammas` are averaged.
     """
 
     gammas: tuple[float, ...] = (0.5,)
     weight: float = 1.0
     form: Form = JOINT
-    per_step: bool = False  # one band, and so one ratio, a time step
+    per_step: bool = False  # one band, and so one ratio, per time step
     balance_weight: float = 0.0  # of `entropy_balance_loss` at the first step; falls as 1 / (1 + step / balance_tau)
     balance_tau: float = 100.0
     memory: EntropyAverage | None = None
@@ -268,10 +266,9 @@ class SGFNKL(Objective):
         loss = balance + self.weight * masked_mean(r.unsqueeze(-1) * (kl + 0.5 * gap.square()), usable, (0, 2))
         if self.balance_weight > 0:
             share = normalised_entropy(t.entropy, t.choices)
-            worth = self.balance_weight / (1 + (0 if world.step is None else world.step) / self.balance_tau)
-            loss = loss + worth * entropy_balance_loss(
-                share, t.alive & (t.choices > 1), r, sum(self.gammas) / len(self.gammas)
-            )
+            weight = self.balance_weight / (1 + (0 if world.step is None else world.step) / self.balance_tau)
+            gamma = sum(self.gammas) / len(self.gammas)
+            loss = loss + weight * entropy_balance_loss(share, t.alive & (t.choices > 1), r, gamma)
         mean_kl = masked_mean(kl.detach(), usable, (0, 2))
         high, low, ratio = ((x.mean(0) if self.per_step else x) for x in (band.high, band.low, r))
         return loss, {
@@ -288,16 +285,17 @@ class SGFNKL(Objective):
         return band if self.memory is None else self.memory(band)
 
     def temper(self) -> Tensor:
-        """What to flatten the policy by while exploring, [S, 1, 1]: the remembered ratio, 1 before the first batch."""
+        """The temperature [S, 1, 1] of exploration: the averaged ratio of earlier batches, 1 before the first."""
         if self.memory is None or self.per_step:
             raise UserError(
-                "exploring by the entropy ratio needs the ratio of earlier batches: give the objective an EntropyAverage(seeds)"
+                "exploring by the entropy ratio needs the ratio of earlier batches: "
+                "give the objective an EntropyAverage(seeds)"
             )
         return temperature(mean_entropy_ratio(*self.memory.band, self.gammas))
 
 
 def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
-    """(KL, log F - log sum of what flows on, where both are known), each [T, S, B].
+    """(KL, log F - log of the summed outflow, mask of the states where both are known), each [T, S, B].
 
     A state counts where the flow of each of its children is known: a finished child by its reward, which the world may
     not know (NaN), any other by the network.
@@ -310,9 +308,7 @@ def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
     child = env.step(here.unsqueeze(-2).expand(*mask.shape, here.shape[-1]), move)  # [T, S, B, M, D]
     flat = child.movedim(1, 0).reshape(seeds, -1, child.shape[-1])
     steady = world.policy if world.steady is None else world.steady
-    with (
-        torch.no_grad()
-    ):  # nothing of a child is trained here: P_B that may follow F, and F that follows P_B, drift together
+    with torch.no_grad():  # children are targets: an F and a P_B trained on one another drift together
         out = steady(flat)
 
     def back(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from stochflow.types import Trajectories
 from stochflow.worlds.env import Env
 
 Generators = Sequence[torch.Generator]
-_SPLIT = 512
+_SPLIT = 512  # rows of a partial weight gradient
 
 
 class Linear(nn.Module):
@@ -39,8 +39,11 @@ class Linear(nn.Module):
 
 
 class _TallLinear(torch.autograd.Function):
-    """A stacked linear layer for many rows on a GPU: its weight gradient is a long sum, and batched products do not
-    split long sums over the chip. We split it ourselves: 8.6 ms an iteration became 2.4 at two seeds and 36,000 rows (one trial)."""
+    """A stacked linear layer for many rows on a GPU.
+
+    Its weight gradient is a long sum, which batched products do not split over the chip; here it is split into parts of
+    `_SPLIT` rows: 8.6 ms per iteration became 2.4 at two seeds and 36,000 rows (one trial).
+    """
 
     @staticmethod
     def forward(ctx, x, weight, bias):
@@ -55,11 +58,11 @@ class _TallLinear(torch.autograd.Function):
         parts = (seeds, whole // _SPLIT, _SPLIT)
         left = x[:, :whole].reshape(*parts, wide).flatten(0, 1).transpose(1, 2)
         right = grad[:, :whole].reshape(*parts, grad.shape[-1]).flatten(0, 1)
-        to_weight = torch.bmm(left, right).view(seeds, parts[1], wide, -1).sum(1)
+        weight_grad = torch.bmm(left, right).view(seeds, parts[1], wide, -1).sum(1)
         if whole < rows:
-            to_weight = torch.baddbmm(to_weight, x[:, whole:].transpose(1, 2), grad[:, whole:])
-        to_x = torch.bmm(grad, weight.transpose(1, 2)) if ctx.needs_input_grad[0] else None
-        return to_x, to_weight, grad.sum(1, keepdim=True)
+            weight_grad = torch.baddbmm(weight_grad, x[:, whole:].transpose(1, 2), grad[:, whole:])
+        x_grad = torch.bmm(grad, weight.transpose(1, 2)) if ctx.needs_input_grad[0] else None
+        return x_grad, weight_grad, grad.sum(1, keepdim=True)
 
 
 class Embedding(nn.Module):
@@ -79,38 +82,38 @@ def rows(weight: Tensor, index: Tensor) -> Tensor:
     if seeds > 1:
         index = index + (arange(seeds, index.device) * many).view(-1, *[1] * (index.dim() - 1))
     table = weight.view(seeds * many, width)
-    if index.is_cuda:  # its gradient adds by atomics; embedding's sorts first, which costs far more at these sizes
+    # the gradient of index_select adds by atomics; embedding's sorts first, which costs far more at these sizes
+    if index.is_cuda:
         return table.index_select(0, index.flatten()).view(*index.shape, width)
     return embedding(index, table)
 
 
 class Trunk(nn.Module):
-    """From states to hidden vectors. `advance` may keep what it needs of the past in its cache."""
+    """From states to hidden vectors; `begin` and `advance` do so step by step, with a cache of the past."""
 
     width: int
     grows: bool = False  # True: `advance` does more at later steps
-    numbered: bool = False  # True: it reads each state for itself, and the environment numbers states
+    numbered: bool = False  # True: a hidden vector depends on its state alone, and the environment numbers states
 
     def forward(self, state: Tensor, context: Tensor | None) -> Tensor:
         """[S, N, D] -> [S, N, H]."""
         raise TypeError(f"{type(self).__name__} must define forward(state, context)")
 
     def along(self, traj: Trajectories, context: Tensor | None) -> Tensor:
-        """[n, S, B, H]: every state of a batch in one pass; of trees the last is not asked for, so n is T or T+1."""
+        """[n, S, B, H]: every state of a batch in one pass; of trees the last is left out, so n is T or T+1."""
         states = traj.states.transpose(0, 1)  # [S, T+1, B, D]
         seeds, steps, batch, _ = states.shape
-        wide = (
-            None
-            if context is None
-            else context.unsqueeze(1).expand(-1, steps, -1, -1).reshape(seeds, steps * batch, -1)
-        )
-        hidden = self.forward(states.reshape(seeds, steps * batch, -1), wide)
+        if context is not None:
+            context = context.unsqueeze(1).expand(-1, steps, -1, -1).reshape(seeds, steps * batch, -1)
+        hidden = self.forward(states.reshape(seeds, steps * batch, -1), context)
         return hidden.view(seeds, steps, batch, -1).transpose(0, 1)
 
     def begin(self, state: Tensor, context: Tensor | None) -> tuple[Tensor, Any]:
+        """Hidden vectors [S, B, H] of the first states [S, B, D], and the cache for `advance`."""
         return self.forward(state, context), context
 
     def advance(self, cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[Tensor, Any]:
+        """The same for the states after `move` [S, B] at step t."""
         return self.forward(state, cache), cache
 
 

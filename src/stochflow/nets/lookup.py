@@ -1,25 +1,24 @@
-"""An MLP with a row of its own for each state: capacity by memory, for spaces of up to a million states."""
+"""An MLP beside an embedding with one row per state: capacity by memory, for spaces of up to a million states."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
 from stochflow.nets.layers import Embedding, Generators, Trunk
-from stochflow.nets.mlp import _MLPTrunk
-from stochflow.worlds.env import Env, numbers
+from stochflow.nets.mlp import MLPTrunk
+from stochflow.worlds.env import Enumerable, Env, numbers
 
 
 @dataclass(frozen=True)
 class Lookup:
     """An embedding of the whole state beside an MLP: capacity by memory, for spaces of up to a million states.
 
-    A rough landscape must be memorised; a row a state does it faster than width does.
+    A rough landscape must be memorised; one row per state does it faster than width does.
     """
 
     hidden: int = 64
@@ -27,16 +26,18 @@ class Lookup:
     width: int = 64
 
     def build(self, env: Env, gens: Generators, context: int) -> Trunk:
-        return _LookupTrunk(env, self, gens, context)
+        return LookupTrunk(env, self, gens, context)
 
 
-class _LookupTrunk(Trunk):
-    def __init__(self, env: Any, spec: Lookup, gens: Generators, context: int):
+class LookupTrunk(Trunk):
+    """Hidden vectors of the MLP `mlp` beside rows of the embedding `table`, [S, N, hidden + width]."""
+
+    def __init__(self, env: Env, spec: Lookup, gens: Generators, context: int):
         super().__init__()
-        if not hasattr(env, "index"):
+        if not isinstance(env, Enumerable):
             raise UserError("the lookup trunk needs an environment that can be enumerated: use --net mlp here")
         self.env, self.numbered = env, numbers(env)
-        self.mlp = _MLPTrunk(env, spec.hidden, spec.layers, gens, context)
+        self.mlp = MLPTrunk(env, spec.hidden, spec.layers, gens, context)
         self.table = Embedding(interior(env), spec.width, gens, std=1.0 / math.sqrt(spec.width))
         self.width = spec.hidden + spec.width
 
@@ -50,7 +51,7 @@ class _LookupTrunk(Trunk):
 
     def advance(self, cache, state, move, t):
         inner, row = cache
-        follow = getattr(self.env, "next_index", None)  # one multiplication where the order of states knows it
+        follow = getattr(self.env, "next_index", None)  # one multiplication, where the order of states allows it
         row = self.env.index(state) if follow is None else follow(row, move)
         hidden, inner = self.mlp.advance(inner, state, move, t)
         return self._join(hidden, row), (inner, row)
@@ -59,13 +60,16 @@ class _LookupTrunk(Trunk):
         return torch.cat([hidden, self.table(row.clamp(max=self.table.weight.shape[1] - 1))], -1)
 
 
-def inner_mlp(trunk: Any) -> Any:
-    """The MLP of a trunk: itself, or the one beside a look-up table."""
-    return trunk.mlp if type(trunk) is _LookupTrunk else trunk
+_LookupTrunk = LookupTrunk  # the name before it was public, until no module imports it
 
 
-def interior(env: Any) -> int:
-    """How many states come before the first complete one, or all of them: only states with a choice need a row."""
+def inner_mlp(trunk: Trunk) -> Trunk:
+    """The MLP of a trunk: itself, or the one beside an embedding."""
+    return trunk.mlp if type(trunk) is LookupTrunk else trunk
+
+
+def interior(env: Enumerable) -> int:
+    """Rows needed: the states before the first complete one, where all after it are complete; else all states."""
     complete = env.complete(env.all_states())
     first = int(complete.to(torch.uint8).argmax())
     return first if bool(complete[first:].all()) else len(complete)

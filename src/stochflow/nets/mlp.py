@@ -23,15 +23,17 @@ class MLP:
     layers: int = 2
 
     def build(self, env: Env, gens: Generators, context: int) -> Trunk:
-        return _MLPTrunk(env, self.hidden, self.layers, gens, context)
+        return MLPTrunk(env, self.hidden, self.layers, gens, context)
 
 
-class _MLPTrunk(Trunk):
+class MLPTrunk(Trunk):
+    """ReLU layers [S, N, F + C] -> [S, N, hidden]; where a move sets one feature, the first layer is a running sum."""
+
     def __init__(self, env: Env, hidden: int, layers: int, gens: Generators, context: int):
         super().__init__()
         self.env, self.width, self.numbered = env, hidden, numbers(env)
         first = env.features(env.initial((1,)))
-        self.blank = not bool(first.any())  # the initial state has no feature
+        self.blank = not bool(first.any())  # all features of the initial state are zero
         inputs = first.shape[-1] + context
         sizes = [inputs] + [hidden] * layers
         self.layers = nn.ModuleList(Linear(a, b, gens, gain=math.sqrt(2.0)) for a, b in pairwise(sizes))
@@ -40,18 +42,21 @@ class _MLPTrunk(Trunk):
         return self._rest(self._first(state, context))
 
     def _first(self, state: Tensor, context: Tensor | None) -> Tensor:
-        """The first layer before its rectifier."""
+        """The first layer before its ReLU, [S, N, hidden]."""
         x = self.env.features(state)
         return self.layers[0](x if context is None else torch.cat([x, context], -1))
 
     def _rest(self, x: Tensor) -> Tensor:
+        """The ReLU of the first layer and all further layers."""
         x = relu(x)
         for i in range(1, len(self.layers)):
             x = relu(self.layers[i](x))
         return x
 
     def along(self, traj, context):
-        """Of long strings over large alphabets, whose flags outnumber the hidden units by far, the first layer is a running sum."""
+        """[n, S, B, H]; with far more features than hidden units (long strings, large alphabets) the first layer is a
+        running sum over the moves.
+        """
         states, many = traj.states, self.layers[0].get_parameter("weight").shape[1]
         known = len(states) - 1
         column = self.env.state_dim - self.env.horizon
@@ -61,13 +66,12 @@ class _MLPTrunk(Trunk):
             flags = self.env.switched(moves, arange(known, moves.device).unsqueeze(-1))
         if flags is None:
             return super().along(traj, context)
-        if self.blank and context is None:  # the first layer has nothing to say yet, and no gradient
+        if self.blank and context is None:  # the first layer is its bias, and its weights have no gradient
             begun = self.layers[0].get_parameter("bias").unsqueeze(1).expand(-1, -1, states.shape[2], -1)
         else:
             begun = self._first(states[0], context).unsqueeze(1)
-        added = rows(
-            self.layers[0].get_parameter("weight"), flags.clamp(max=many - 1)
-        )  # where nothing was ever written, padding
+        # clamped: padding stands where a move was never made
+        added = rows(self.layers[0].get_parameter("weight"), flags.clamp(max=many - 1))
         sums = torch.cat([begun, begun + added.cumsum(1)], 1)
         return self._rest(sums.flatten(1, 2)).view(*sums.shape[:-1], self.width).transpose(0, 1)
 
@@ -76,10 +80,14 @@ class _MLPTrunk(Trunk):
         return self._rest(sums), (context, sums)
 
     def advance(self, cache, state, move, t):
-        """Where a move sets one flag, the first layer is a running sum of that flag's weights."""
+        """As `Trunk.advance`; where a move sets one feature, its weights are added to the first layer."""
         context, sums = cache
         flag = self.env.switched(move, t) if self.env.free else None
-        sums = (
-            self._first(state, context) if flag is None else sums + rows(self.layers[0].get_parameter("weight"), flag)
-        )
+        if flag is None:
+            sums = self._first(state, context)
+        else:
+            sums = sums + rows(self.layers[0].get_parameter("weight"), flag)
         return self._rest(sums), (context, sums)
+
+
+_MLPTrunk = MLPTrunk  # the name before it was public, until no module imports it

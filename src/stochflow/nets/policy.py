@@ -1,4 +1,4 @@
-"""The `Policy`: a trunk and its heads, and how it is asked about many states at once without asking about one of them twice."""
+"""The `Policy`: a trunk and its heads, and forward passes over many states that compute repeated states once."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from stochflow.nets.encoders import EncoderNet, MLPEncoder
 from stochflow.nets.layers import Linear, Net, rows
 from stochflow.nets.mlp import MLP
 from stochflow.types import PolicyOut, Trajectories
-from stochflow.worlds.env import Env
+from stochflow.worlds.env import Enumerable, Env
 
 
 class Early(NamedTuple):
-    """States that all trajectories meet in their first steps: in the order of the environment's numbers, from 0 on."""
+    """All states that trajectories can meet in their first steps, in the order of the environment's numbers."""
 
     steps: int
     states: Tensor  # [n, D]
-    features: Tensor | None = None  # of the states, where they are kept
+    features: Tensor | None = None  # [n, F] of the states, where they are kept
 
 
-MOST_SHARED = (
-    4  # states a trajectory of the batch: it may end long before its last step, and then costs a GPU nothing more
-)
-MOST_KEPT = 1 << 22  # numbers
-LEAST_SAVED = {"cuda": 4096, "cpu": 64}  # rows of a pass: looking states up costs a few operators
+# Early states per trajectory of the batch at most, on a GPU: a trajectory may end long before its last step, and a
+# finished one costs no further forward passes there.
+MOST_SHARED = 4
+MOST_KEPT = 1 << 22  # features of early states that are kept
+LEAST_SAVED = {"cuda": 4096, "cpu": 64}  # rows of a forward pass: looking states up costs a few operators
+BLOCK = 64  # rows of a block of distinct states are a multiple of this
 
 
-def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | None:
-    """The number of steps that saves most."""
+def _early(env: Enumerable, steps: int, batch: int, device: torch.device) -> Early | None:
+    """The early states for the number of steps that saves most rows; None where sharing them does not pay."""
     owner: Any = next(cls for cls in type(env).__mro__ if "index" in vars(cls))
     if device.type != "cpu" and not vars(owner).get("index_stays", False):
         return None
@@ -45,22 +46,19 @@ def _early(env: Any, steps: int, batch: int, device: torch.device) -> Early | No
         return None
     states = env.early_states(best)
     if not (torch.equal(env.index(states), torch.arange(len(states))) and torch.equal(states[0], env.initial((1,))[0])):
-        return None  # someone's own order of states
+        return None  # a subclass with another order of states
     states = states.to(device)
-    features = env.features(states) if device.type != "cpu" else None  # the rollout's kernel reads them
+    features = env.features(states) if device.type != "cpu" else None  # read by the rollout kernel
     return Early(best, states, features if features is not None and features.numel() <= MOST_KEPT else None)
 
 
-BLOCK = 64  # rows of a block of distinct states, times whatever keeps blocks to sixteen a batch
-
-
 class Policy(nn.Module):
-    """One network, three heads: actions, the move that led here, log-flow; and log Z with a scale of its own.
+    """One network, three heads: actions, the move that led here, log-flow; and log Z with its own scale.
 
-    Masks are not its business: it returns raw logits.
+    It returns raw logits: masks are applied by its callers.
     """
 
-    LOG_Z_SCALE = 10.0  # log Z travels far; its own scale lets one learning rate serve everything
+    LOG_Z_SCALE = 10.0  # log Z changes most in training; its own scale lets one learning rate serve all parameters
 
     def __init__(
         self,
@@ -97,7 +95,7 @@ class Policy(nn.Module):
         return self.log_z_unit.device
 
     def context(self, state: Tensor) -> Tensor | None:
-        """[S, B, C] of states [S, B, D], once a batch; None where the environment has no contexts."""
+        """[S, B, C] of states [S, B, D], once per batch; None where the environment has no contexts."""
         return None if self.encoder is None else self.encoder(state[..., 0])
 
     def log_z(self, context: Tensor | None) -> Tensor:
@@ -108,16 +106,16 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def start_log_z(self, estimate: Tensor) -> None:
-        """Begin from an estimate [S]: a far-off log Z would otherwise bend the policy while it travels."""
+        """Begin from an estimate [S]: a log Z that is far off distorts the policy until it has converged."""
         self.log_z_unit.copy_(torch.where(estimate.isfinite(), estimate / self.LOG_Z_SCALE, 0).unsqueeze(1))
 
     def forward(self, state: Tensor, context: Tensor | None = None) -> PolicyOut:
-        """Any states [S, N, D]."""
+        """Logits and log-flows [S, N, ...] of any states [S, N, D]."""
         context = self.context(state) if context is None else context
         return self._parts(self.head(self.trunk(state, context)), self.log_z(context))
 
     def along(self, traj: Trajectories, context: Tensor | None = None, flows: bool = True) -> PolicyOut:
-        """All states of a batch in one pass, [n, S, B, ...] of n states; without `flows`, log_flow stands relative to log Z."""
+        """All states of a batch in one pass, [n, S, B, ...]; without `flows`, log Z is not added to log_flow."""
         early = self.early(len(traj.states), traj.states.shape[2])
         if early is not None and (early.steps == len(traj.states) or traj.states.is_cuda):
             made = self._shared(traj.states, early)
@@ -129,31 +127,30 @@ class Policy(nn.Module):
         return self._parts(made, self.log_z(context) if flows else None)
 
     def _along(self, traj: Trajectories, context: Tensor | None) -> Tensor:
-        """[S, (T+1) * B, H]."""
+        """Hidden vectors of all states, [S, n * B, H]."""
         hidden = self.trunk.along(traj, context).transpose(0, 1)
         return hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
 
     def _repeats(self, states: Tensor) -> bool:
-        """Whether to look for repeated states: off the GPU, where shapes may depend on data, if states have numbers."""
+        """Whether to look for repeated states: not on a GPU, where shapes must not depend on data."""
         return not states.is_cuda and self.encoder is None and self.trunk.numbered and not torch.compiler.is_compiling()
 
     def _distinct(self, states: Tensor) -> Tensor:
-        """The head's outputs [S, n * B, ...], each distinct state of a seed computed once: finished ones repeat, early ones are shared.
+        """The head's outputs [S, n * B, ...], each distinct state of a seed computed once.
 
-        They go through the network in blocks of a size that no data can change: how many distinct states one seed has must not
-        touch, through the rounding of a larger product, the figures of another.
+        Distinct states pass through the network in blocks of a size that does not depend on data: the number of
+        distinct states of one seed must not change the rounding of another's products.
         """
         flat = states.transpose(0, 1).flatten(1, 2)  # [S, N, D]
         seeds, many, _ = flat.shape
-        ordered, where = self.env.index(flat).sort(1)  # type: ignore[attr-defined]
+        ordered, where = self._index(flat).sort(1)
         rank = torch.zeros_like(ordered)
         rank[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(1)
-        name = torch.empty_like(rank).scatter_(1, where, rank)  # which of its seed's distinct states each is
+        name = torch.empty_like(rank).scatter_(1, where, rank)  # number of each state among the distinct ones
         most = int(rank[:, -1].max()) + 1
         size = most if seeds == 1 else BLOCK * -(-many // (16 * BLOCK))
-        first = torch.zeros(seeds, -(-most // size) * size, dtype=torch.long).scatter_(
-            1, rank, where
-        )  # where each stands in the batch
+        padded = -(-most // size) * size
+        first = torch.zeros(seeds, padded, dtype=torch.long).scatter_(1, rank, where)  # one position per distinct state
         once = flat.gather(1, first.unsqueeze(-1).expand(-1, -1, flat.shape[-1]))
         made = [self.head(self.trunk(part, None)) for part in once.split(size, 1)]
         return rows(made[0] if len(made) == 1 else torch.cat(made, 1), name)
@@ -163,19 +160,23 @@ class Policy(nn.Module):
         if self.encoder is not None or not self.trunk.numbered or torch.compiler.is_compiling():
             return None
         found = self._early.get((steps, batch))
-        if (steps, batch) not in self._early or (
-            found is not None and found.states.device != self.device
-        ):  # it may have been moved
+        moved = found is not None and found.states.device != self.device
+        if moved or (steps, batch) not in self._early:
+            assert isinstance(self.env, Enumerable)
             found = self._early[steps, batch] = _early(self.env, steps, batch, self.device)
         return found
+
+    def _index(self, states: Tensor) -> Tensor:
+        assert isinstance(self.env, Enumerable)  # which a numbered trunk implies
+        return self.env.index(states)
 
     def raw(self, states: Tensor) -> Tensor:
         """The head's outputs [S, N, ...] for every seed at the same states [N, D]."""
         return self.head(self.trunk(states.expand(self.num_seeds, -1, -1), None))
 
     def _shared(self, states: Tensor, early: Early) -> Tensor:
-        """The head's outputs [S, n * B, ...]: of early states each computed once, whoever meets it; of later ones each for itself."""
-        index = self.env.index(states[: early.steps]).transpose(0, 1).flatten(1)  # type: ignore[attr-defined]
+        """The head's outputs [S, n * B, ...]: each early state computed once, later ones one by one."""
+        index = self._index(states[: early.steps]).transpose(0, 1).flatten(1)
         made = rows(self.raw(early.states), index)
         if early.steps == len(states):
             return made

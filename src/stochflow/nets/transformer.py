@@ -1,8 +1,8 @@
 """A causal transformer as the policy's trunk, for strings of fixed and variable length.
 
 Position p of the sequence [BOS, x_1, ..., x_L] sees tokens up to x_p only, so one pass over a finished string gives the
-hidden vectors of all its prefixes, and a rollout needs one new position a step beside the keys and values it kept.
-Shapes as in `types`, with P = L + 1 positions. Masks are causal by construction: padding comes after what is read.
+hidden vectors of all its prefixes, and a rollout needs one new position per step beside the cached keys and values.
+Shapes as in `types`, with P = L + 1 positions. Padding follows the letters, so the causal mask hides it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from stochflow.nets.layers import Embedding, Generators, Linear, Trunk
 from stochflow.types import Trajectories
 from stochflow.worlds.env import Env
 
-ROWS = 1 << 15  # sequences attended to together: GPU kernels refuse a batch of more than 2^16 - 1
+ROWS = 1 << 15  # sequences in one attention call: GPU kernels refuse a batch of more than 2^16 - 1
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """`layers` pre-norm blocks of `heads` heads on vectors of `width`; positions are learned, a context is added to BOS."""
+    """`layers` pre-norm blocks with learned position embeddings; a context is added to BOS."""
 
     width: int = 64
     heads: int = 4
@@ -46,7 +46,7 @@ class Transformer:
 
 
 class Norm(nn.Module):
-    """Layer norm of [S, N, width], with a scale and a shift a seed."""
+    """Layer norm of [S, N, width], with a scale and a shift per seed."""
 
     def __init__(self, width: int, seeds: int):
         super().__init__()
@@ -63,7 +63,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, layers: int, gens: Generators):
         super().__init__()
         self.heads = heads
-        quiet = (2 * layers) ** -0.5  # each of the 2 * layers branches adds its share of the variance
+        quiet = (2 * layers) ** -0.5  # so that the 2 * layers residual branches together keep the variance
         self.norm, self.norm_wide = Norm(width, len(gens)), Norm(width, len(gens))
         self.queries_keys_values = Linear(width, 3 * width, gens)
         self.out = Linear(width, width, gens, gain=quiet)
@@ -76,12 +76,12 @@ class Block(nn.Module):
         return made.permute(2, 0, 3, 1, 4)
 
     def finish(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Join the heads [S * N, heads, P, ...] to the stream [S, N * P, width] and feed forward."""
+        """Add the heads [S * N, heads, P, ...] and the feed-forward layer to the residual stream [S, N * P, width]."""
         x = x + self.out(heads.transpose(1, 2).reshape(x.shape))
         return x + self.narrow(gelu(self.wide(self.norm_wide(x))))
 
     def forward(self, x: Tensor, positions: int) -> Tensor:
-        """Every position sees itself and what came before."""
+        """Causal attention: every position attends to itself and those before it; [S, N * P, width]."""
         query, key, value = self.split(x, positions)
         parts = zip(query.split(ROWS), key.split(ROWS), value.split(ROWS), strict=True)
         seen = [scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in parts]
@@ -89,7 +89,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks and a last norm: what the policy's trunk and the encoder of thoughts share."""
+    """Blocks and a last norm, for the policy's trunk and the encoder of thoughts."""
 
     def __init__(self, width: int, heads: int, layers: int, gens: Generators):
         super().__init__()
@@ -107,10 +107,12 @@ class Stack(nn.Module):
 
 
 class Cache(NamedTuple):
-    """What a rollout keeps, laid out once for all its positions: nothing grows, nothing is copied again, and a whole rollout can be
-    recorded. Keys and values are written in place: a cache serves one rollout and cannot branch."""
+    """Keys and values of a rollout, allocated once for all positions: sizes are fixed, so a CUDA graph can record it.
 
-    seen: tuple[Tensor, ...]  # a layer: keys, then values, [2, S * B, heads, P, width / heads]
+    They are written in place: a cache serves one rollout and cannot branch.
+    """
+
+    seen: tuple[Tensor, ...]  # per layer keys, then values, [2, S * B, heads, P, width / heads]
     hidden: Tensor  # [S, B, width] of the present state
 
 
@@ -120,9 +122,8 @@ class _TransformerTrunk(Trunk):
     def __init__(self, env: Env, spec: Transformer, gens: Generators, context: int):
         super().__init__()
         strings = strings_of(env)
-        self.columns = slice(
-            env.state_dim - strings.length, env.state_dim
-        )  # a conditioned state begins with its row number
+        # the last columns: a conditioned state begins with its row number
+        self.columns = slice(env.state_dim - strings.length, env.state_dim)
         self.state_dim, self.context_width = env.state_dim, context
         self.tokens, self.length, self.fixed = strings.tokens, strings.length, env.stop is None
         self.width = spec.width
@@ -147,16 +148,16 @@ class _TransformerTrunk(Trunk):
         if self.fixed:
             return hidden
         time = torch.arange(self.length + 1, device=text.device)[:, None, None]
-        at = torch.minimum(time, (text != self.tokens).sum(-1))  # after the end a state stays what it is
+        at = torch.minimum(time, (text != self.tokens).sum(-1))  # after the end a state does not change
         return hidden.gather(0, at.unsqueeze(-1).expand(*at.shape, self.width))
 
     def _read(self, text: Tensor, context: Tensor | None) -> Tensor:
         """Tokens [S, N, n <= L] -> [S, N, n + 1, width]."""
         tokens = torch.cat([text.new_full((*text.shape[:-1], 1), self.tokens + 1), text], -1)
         x = self.embed(tokens) + self.place.weight[:, : tokens.shape[-1]].unsqueeze(1)
-        return self.stack(
-            x if self.context is None else torch.cat([x[:, :, :1] + self.context(context).unsqueeze(2), x[:, :, 1:]], 2)
-        )
+        if self.context is not None:
+            x = torch.cat([x[:, :, :1] + self.context(context).unsqueeze(2), x[:, :, 1:]], 2)
+        return self.stack(x)
 
     # rollouts -------------------------------------------------------------------------------------------------------
 
@@ -165,9 +166,8 @@ class _TransformerTrunk(Trunk):
         seeds, batch = state.shape[:2]
         shape = (2, seeds * batch, self.stack.heads, self.length + 1, self.width // self.stack.heads)
         weight = self.place.weight
-        seen = tuple(
-            torch.empty(shape, device=state.device, dtype=weight.dtype) for _ in self.stack.blocks
-        )  # read only where written
+        # uninitialised: a position is read only after it was written
+        seen = tuple(torch.empty(shape, device=state.device, dtype=weight.dtype) for _ in self.stack.blocks)
         start = torch.full((seeds, batch), self.tokens + 1, device=state.device)
         x = self.embed(start) + weight[:, :1]
         hidden = self._next(x if self.context is None else x + self.context(context), seen, 0)
@@ -181,7 +181,7 @@ class _TransformerTrunk(Trunk):
         return hidden, Cache(cache.seen, hidden)
 
     def _next(self, x: Tensor, seen: tuple[Tensor, ...], position: int) -> Tensor:
-        """The hidden vector [S, B, width] of one new position; its keys and values join those seen."""
+        """The hidden vector [S, B, width] of one new position; its keys and values are written into `seen`."""
         blocks: Any = self.stack.blocks
         for block, kept in zip(blocks, seen, strict=True):
             fresh = block.split(x, 1)  # [3, S * B, heads, 1, width / heads]
@@ -190,13 +190,13 @@ class _TransformerTrunk(Trunk):
             x = block.finish(x, _attend(fresh[0], keys, values))
         return self.stack.last(x)
 
-    # the door -------------------------------------------------------------------------------------------------------
+    # checks ---------------------------------------------------------------------------------------------------------
 
     def _check(self, state: Tensor, context: Tensor | None) -> None:
         if state.shape[-1] != self.state_dim:
             raise UserError(
-                f"states have {state.shape[-1]} columns, but this transformer reads strings of at most {self.length} letters "
-                f"({self.state_dim} columns): build the policy on an environment of the length you need"
+                f"states have {state.shape[-1]} columns, but this transformer reads strings of at most {self.length} "
+                f"letters ({self.state_dim} columns): build the policy on an environment of the length you need"
             )
         wide = 0 if context is None else context.shape[-1]
         if wide != self.context_width:
@@ -205,20 +205,19 @@ class _TransformerTrunk(Trunk):
                 "encode it with the policy's own encoder (policy.context(state))"
             )
         if state.device.type == "cpu" and not torch.compiler.is_compiling() and state.numel():
-            text = state[..., self.columns]  # on a GPU a look at the values would wait for the device
+            text = state[..., self.columns]  # not on a GPU: reading the values would wait for the device
             if bool((text < 0).any()) or bool((text > self.tokens).any()):
                 odd = int(text[(text < 0) | (text > self.tokens)][0])
                 raise UserError(
-                    f"a state holds the token {odd}, but letters are 0 to {self.tokens - 1} and {self.tokens} is padding: "
+                    f"a state holds the token {odd}, but letters are 0 to {self.tokens - 1} and {self.tokens} is "
+                    "padding: "
                     "make states with env.encode, which names a foreign letter"
                 )
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """One new position [n, heads, 1, ...] looks at all it knows of."""
-    if (
-        not query.is_cuda
-    ):  # two plain products: the fused kernel of the CPU is made for many queries, and slower for one
+    """Attention of one new position [n, heads, 1, ...] to all keys and values [n, heads, P, ...]."""
+    if not query.is_cuda:  # two plain products: the fused CPU kernel is slower for a single query
         return torch.matmul(torch.matmul(query * query.shape[-1] ** -0.5, keys.transpose(-1, -2)).softmax(-1), values)
     parts = zip(query.split(ROWS), keys.split(ROWS), values.split(ROWS), strict=True)
     seen = [scaled_dot_product_attention(q, k, v) for q, k, v in parts]
@@ -226,7 +225,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def strings_of(env: Env) -> Any:
-    """The strings that an environment builds, with or without a condition; what they need: tokens, length, padding = tokens."""
+    """The strings that an environment builds, with or without a condition: `tokens`, `length`, and `pad` = tokens."""
     inner: Any = env
     while not hasattr(inner, "tokens") and hasattr(inner, "inner"):
         inner = inner.inner
@@ -236,5 +235,5 @@ def strings_of(env: Env) -> Any:
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Parameters of one seed."""
+    """The number of parameters of one seed."""
     return sum(p[0].numel() for p in module.parameters())

@@ -51,10 +51,10 @@ def _series(env: Env) -> Series:
 
 
 class WindowEncoder(Encoder):
-    """An encoder whose windows can be exchanged: trained on some rows, asked about others."""
+    """An encoder whose windows can be exchanged: trained on some rows, applied to others."""
 
     def attach(self, env: Series) -> None:
-        """Look at the windows of `env` from now on; its layout must be that of the environment it was built for."""
+        """Use the windows of `env` from now on; its layout must be that of the environment it was built for."""
         raise TypeError(f"{type(self).__name__} must define attach(env)")
 
 
@@ -63,7 +63,7 @@ class WindowEncoder(Encoder):
 
 @dataclass(frozen=True)
 class WindowMLP:
-    """The small choice: fully connected layers on everything a window holds."""
+    """Fully connected layers on all fields of a window: the small choice."""
 
     hidden: int = 64
     layers: int = 2
@@ -100,9 +100,9 @@ class _WindowMLP(WindowEncoder):
 class WindowTransformer:
     """Self-attention over the steps of a window.
 
-    A step is its real features with their marks of being seen, its categories, and *when* it was: sinusoids of its age in
-    real-valued steps, so that irregular stamps and gaps are told apart, and the phase of the seasons. Steps where nothing was
-    seen are masked. One more token, made of the static covariates, reads the window, and its vector is the context.
+    A step is its real features with their masks, its categories, and its time: sinusoids of its age in real-valued
+    steps, so that irregular stamps and gaps are distinguished, and the phase of the seasons. Steps without any seen
+    value are masked. One more token, made of the static covariates, attends to the window; its vector is the context.
     """
 
     width: int = 32
@@ -112,7 +112,8 @@ class WindowTransformer:
     def build(self, env: Env, gens: Generators) -> Encoder:
         if self.width % self.heads:
             raise UserError(
-                f"a transformer of width {self.width} cannot be split into {self.heads} heads: make one divide the other"
+                f"a transformer of width {self.width} cannot be split into {self.heads} heads: "
+                "make one divide the other"
             )
         return _WindowTransformer(_series(env), self, gens)
 
@@ -161,11 +162,13 @@ class _WindowTransformer(WindowEncoder):
         present = torch.cat([torch.ones_like(w_seen[..., :1, 0]), w_seen.any(-1)], -1)  # [S, N, 1 + W]
         for block in self.blocks[:-1]:
             x = block(x, x, present)
-        return self.out(self.blocks[-1](x[:, :, :1], x, present).squeeze(2))  # only the reader is read
+        return self.out(
+            self.blocks[-1](x[:, :, :1], x, present).squeeze(2)
+        )  # of the last block only the reader is used
 
 
 class _Block(nn.Module):
-    """Pre-norm attention and a feed-forward layer; queries may be fewer than the steps they look at."""
+    """Pre-norm attention and a feed-forward layer; there may be fewer queries than steps."""
 
     def __init__(self, width: int, heads: int, gens: Generators):
         super().__init__()
@@ -174,23 +177,21 @@ class _Block(nn.Module):
         self.before, self.between = Norm(width, seeds), Norm(width, seeds)
         self.query, self.key_value = Linear(width, width, gens), Linear(width, 2 * width, gens)
         self.merge = Linear(width, width, gens, gain=0.5)
-        self.up, self.down = (
-            Linear(width, 2 * width, gens, gain=math.sqrt(2.0)),
-            Linear(2 * width, width, gens, gain=0.5),
-        )
+        self.up = Linear(width, 2 * width, gens, gain=math.sqrt(2.0))
+        self.down = Linear(2 * width, width, gens, gain=0.5)
 
     def forward(self, x: Tensor, steps: Tensor, present: Tensor) -> Tensor:
-        """x [S, N, Q, E] looks at steps [S, N, W, E] where present [S, N, W]."""
+        """x [S, N, Q, E] attends to steps [S, N, W, E] where present [S, N, W]; [S, N, Q, E]."""
 
         def split(t: Tensor) -> Tensor:  # [S, N, n, E] -> [S, N, heads, n, E / heads]
             return t.unflatten(-1, (self.heads, -1)).transpose(2, 3)
 
         normed = self.before(steps)
-        asked = normed if x is steps else normed[:, :, : x.shape[2]]
+        queries = normed if x is steps else normed[:, :, : x.shape[2]]
         key, value = _apply(self.key_value, normed).chunk(2, -1)
         mask = present[:, :, None, None, :]
         seen = scaled_dot_product_attention(
-            split(_apply(self.query, asked)).flatten(0, 1),
+            split(_apply(self.query, queries)).flatten(0, 1),
             split(key).flatten(0, 1),
             split(value).flatten(0, 1),
             attn_mask=mask.flatten(0, 1),
@@ -199,11 +200,11 @@ class _Block(nn.Module):
         return x + _apply(self.down, gelu(_apply(self.up, self.between(x))))
 
 
-# asking often about few windows ---------------------------------------------------------------------------------------
+# cached contexts ------------------------------------------------------------------------------------------------------
 
 
 class Remembered(Encoder):
-    """The vectors of all rows, computed once: drawing a thousand futures of a window then encodes it once."""
+    """A cache of the vectors of all rows: drawing a thousand futures of a window then encodes it once."""
 
     def __init__(self, encoder: Encoder, rows: int, device: torch.device):
         super().__init__()
@@ -219,7 +220,7 @@ class Remembered(Encoder):
 
 @contextmanager
 def remembering(policy: Policy, rows: int) -> Iterator[None]:
-    """Inside, the policy's contexts come from memory."""
+    """A context in which the policy's encoder is replaced by a cache of its vectors."""
     kept = policy.encoder
     assert kept is not None
     policy.encoder = Remembered(kept, rows, policy.device)

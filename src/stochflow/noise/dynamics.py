@@ -1,7 +1,7 @@
 """Models of the channel behind one interface: known, counted, learned.
 
-Whatever the model, the flow losses see it detached: a balance must never be met by bending the world.
-Models that look at the past (`thoughts`) keep it in the channel's memory, as the worlds of `memory` do.
+Flow losses detach every model: balance must never be reached by changing the model of the noise.
+Models that use the past (`thoughts`) keep it in the channel's memory, as the channels of `memory` do.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Dynamics(Channel, nn.Module):
         return masked_mean(-pick(log_p, traj.moves), real, (0, 2))
 
     def observe(self, traj: Trajectories) -> None:
-        """Count what happened; nothing by default."""
+        """Update counts; does nothing by default."""
 
     env: Env
 
 
 def trainable_steps(env: Env, traj: Trajectories) -> Tensor:
-    """[T, S, B] True where an action met the channel in the real world and had more than one way to go."""
+    """[T, S, B] True where a known action passed through the real channel: alive, executed, and not STOP."""
     noisy = traj.alive & traj.real & (traj.actions >= 0)
     return noisy if env.stop is None else noisy & (traj.actions != env.stop)
 
@@ -105,9 +105,8 @@ class Tabular(Dynamics):
     def marginal(self, state, legal, log_pi, memory=None):
         m = legal.shape[-1]
         every = torch.arange(m, device=legal.device)
-        row = (
-            self._row(legal, torch.zeros_like(legal[..., 0], dtype=torch.long)).unsqueeze(-1) + every
-        )  # [..., M actions]
+        first = self._row(legal, torch.zeros_like(legal[..., 0], dtype=torch.long))
+        row = first.unsqueeze(-1) + every  # [..., M actions]
         counts = self.counts.view(-1, m)[row] + self.prior
         table = masked_log_softmax(counts.log().float(), legal.unsqueeze(-2).expand_as(counts))
         return through(table, legal, log_pi)
@@ -126,7 +125,7 @@ class Tabular(Dynamics):
 
 
 class Neural(Dynamics):
-    """A classifier of the realised move given state and action: softmax(W_a h(state) + b_a), all actions in one pass."""
+    """A classifier of the realised move from state and action: softmax(W_a h(state) + b_a), all actions in one pass."""
 
     def __init__(self, env: Env, seeds: Sequence[int] = (0,), hidden: int = 64, layers: int = 1):
         nn.Module.__init__(self)
@@ -165,6 +164,6 @@ class Neural(Dynamics):
 
 
 def through(table: Tensor, legal: Tensor, log_pi: Tensor) -> Tensor:
-    """log sum_a pi(a) P(move | a) from the table of all actions [..., M, M]."""
+    """log sum_a pi(a) P(move | a) [..., M] from the table of all actions [..., M, M]."""
     joint = keep(legal.unsqueeze(-1), log_pi.unsqueeze(-1) + table, NEG)
     return keep(legal, joint.logsumexp(-2), NEG)

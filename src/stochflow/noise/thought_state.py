@@ -1,7 +1,7 @@
-"""Thoughts in the state: an environment whose states carry what was meant beside what happened, and the task around it.
+"""Thoughts in the state: an environment whose states hold the intended actions too, and its channel and task.
 
-A balance that is written on states and fed with a kernel of histories has no solution (docs/sequence-models.md); on states that
-hold the history it has one. Shapes as in `types`; a history is [..., 2T] tokens.
+Balance equations on states have no solution where the noise depends on the history (docs/sequence-models.md); on states
+that hold the history they have one. Shapes as in `types`; a history is [..., 2T] tokens.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from stochflow.worlds.strings import Strings
 
 
 class ThoughtState(Enumerable):
-    """Strings of fixed length beside the actions that were meant: states are [tokens | actions], each padded with K.
+    """Strings of fixed length beside the intended actions: states are [tokens | actions], each padded with K.
 
-    While a string is built a move is a pair (action, token), number action * K + token; the agent's choice of the token plays no
-    part (`Augmented`). A finished string then forgets its actions, the last one first (move K * K + action), until it stands
-    alone as the object that is rewarded. To go back is to guess the actions one by one: that is the backward policy's share,
-    and without it the histories of one string would have to be equally likely, which no policy can bring about.
+    While a string is built a move is a pair (action, token), number action * K + token; the agent's choice of the token
+    has no effect (`Augmented`). A finished string then forgets its actions, the last one first (move K * K + action),
+    until only the string is left, which is the rewarded object. Backwards the actions are guessed one by one, by the
+    backward policy; without it the histories of one string would have to be equally likely, which no policy achieves.
     """
 
     def __init__(self, strings: Env):
         if not isinstance(strings, Strings) or strings.min_length is not None:
             raise UserError(
-                f"thoughts can join the state of strings of fixed length only, and this is {strings!r}: leave thought_state out"
+                f"thoughts can join the state of strings of fixed length only, and this is {strings!r}: "
+                "leave thought_state out"
             )
         self.strings, self.letters, self.length = strings, strings.tokens, strings.length
         self.pairs = self.letters**2
@@ -55,20 +56,20 @@ class ThoughtState(Enumerable):
         return state[..., self.length :]
 
     def _sizes(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """How many tokens and how many actions, [..., 1] each."""
+        """The numbers of tokens and of actions, [..., 1] each."""
         known = state != self.letters
         return known[..., : self.length].sum(-1, keepdim=True), known[..., self.length :].sum(-1, keepdim=True)
 
     def _last(self, columns: Tensor, size: Tensor) -> Tensor:
-        return columns.gather(-1, (size - 1).clamp(min=0))  # [..., 1]
+        """The last of the first `size` columns, [..., 1]."""
+        return columns.gather(-1, (size - 1).clamp(min=0))
 
     def moves(self, state: Tensor) -> Tensor:
         tokens, actions = self._sizes(state)
         every = torch.arange(self.num_moves, device=state.device)
         builds = (tokens < self.length) & (every < self.pairs)
-        forgets = (
-            (tokens == self.length) & (actions > 0) & (every == self.pairs + self._last(self.thoughts(state), actions))
-        )
+        last = self.pairs + self._last(self.thoughts(state), actions)
+        forgets = (tokens == self.length) & (actions > 0) & (every == last)
         return builds | forgets
 
     def step(self, state: Tensor, move: Tensor) -> Tensor:
@@ -90,7 +91,10 @@ class ThoughtState(Enumerable):
     def _change(
         self, state: Tensor, move: Tensor, token_at: Tensor, action_at: Tensor, forget_at: Tensor, forward: bool
     ) -> Tensor:
-        """Write (or take away) a pair at the two places, or take away (or write back) the action at `forget_at`."""
+        """The state after a move: a pair written at its two places, or the action at `forget_at` removed.
+
+        Backwards (`forward=False`): the pair removed, or the action written back.
+        """
         move = move.unsqueeze(-1)
         slot = torch.arange(self.length, device=state.device)
         pad = torch.full_like(move, self.letters)
@@ -128,7 +132,7 @@ class ThoughtState(Enumerable):
         layer = torch.where(tokens == actions, tokens, 2 * self.length - actions).squeeze(-1)
         sizes = [self.letters ** (n + k) for n, k in self._layers()]
         offset = torch.zeros_like(layer)
-        for number, size in enumerate(sizes):  # a sum of constants: nothing is copied to the device
+        for number, size in enumerate(sizes):  # a sum of constants: no table is copied to the device
             offset = offset + (layer > number) * size
         within = self._number(self.text(state), tokens) * self.letters ** actions.squeeze(-1)
         return offset + within + self._number(self.thoughts(state), actions)
@@ -149,9 +153,9 @@ class ThoughtState(Enumerable):
 
 
 class Augmented(Dynamics):
-    """A channel of strings, or a model of one, in the world of `ThoughtState`: the history it remembers is read off the state.
+    """A channel of strings, or a model of one, on the states of `ThoughtState`: its memory is read from the state.
 
-    The intended pair (a, *) becomes (a, m) with m ~ P(. | string, a, history); to forget is exact.
+    The intended pair (a, *) becomes (a, m) with m ~ P(. | string, a, history); forgetting is exact.
     """
 
     env: ThoughtState
@@ -164,9 +168,9 @@ class Augmented(Dynamics):
         k, pairs = self.env.letters, self.env.pairs
         table = self._table(state)  # [..., K, K]
         row = (action // k).clamp(max=k - 1)[..., None, None].expand(*action.shape, 1, k)
-        told = table.gather(-2, row)  # [..., 1, K]
+        chosen = table.gather(-2, row)  # [..., 1, K]
         meant = (torch.arange(k, device=state.device) == (action // k).unsqueeze(-1)).unsqueeze(-1)
-        law = torch.where(meant, told, NEG).flatten(-2)  # [..., K * K]
+        law = torch.where(meant, chosen, NEG).flatten(-2)  # [..., K * K]
         forget = torch.where(torch.arange(k, device=state.device) == (action - pairs).unsqueeze(-1), 0.0, NEG).to(law)
         return torch.where(legal, torch.cat([law, forget], -1), NEG)
 
@@ -181,7 +185,7 @@ class Augmented(Dynamics):
     def _table(self, state: Tensor) -> Tensor:
         """log P(token | action) for all actions at the string and history of each state, [..., K, K]."""
         env, strings = self.env, self.env.strings
-        building = state[: env.length] if state.dim() == 4 else state  # along a trajectory the later half only forgets
+        building = state[: env.length] if state.dim() == 4 else state  # the second half of a trajectory only forgets
         text = env.text(building)
         legal = strings.real_moves(strings.moves(text))
         memory = self._memory(building)
@@ -189,10 +193,8 @@ class Augmented(Dynamics):
             assert memory is not None
             table = self.inner.table(text, legal, memory)
         else:
-            every = range(env.letters)
-            table = torch.stack(
-                [self.inner.log_probs(text, legal, torch.full_like(text[..., 0], a), memory) for a in every], -2
-            )
+            every = [torch.full_like(text[..., 0], a) for a in range(env.letters)]
+            table = torch.stack([self.inner.log_probs(text, legal, action, memory) for action in every], -2)
         rest = len(state) - len(building)
         return torch.cat([table, table[:1].expand(rest, *table.shape[1:])]) if rest else table
 
@@ -224,7 +226,7 @@ class Augmented(Dynamics):
             self.inner.observe(self.strings_only(traj))
 
     def strings_only(self, traj: Trajectories) -> Trajectories:
-        """The same trajectories as the inner world saw them: the first half of the time, tokens and actions apart."""
+        """The same trajectories in the inner environment: the first half of the steps, tokens and actions apart."""
         env, steps = self.env, self.env.length
         actions = torch.where(traj.actions < 0, -1, traj.actions // env.letters)[:steps]
         moves = traj.moves[:steps] % env.letters
@@ -237,7 +239,7 @@ class Augmented(Dynamics):
 
 
 class OfText:
-    """An oracle or a reward of strings, asked about states that carry thoughts too."""
+    """An oracle of strings on states that hold thoughts too."""
 
     def __init__(self, env: ThoughtState, oracle: Callable[[Tensor], Tensor]):
         self.env, self.oracle = env, oracle
@@ -248,7 +250,7 @@ class OfText:
 
 
 def augment(task: Task) -> Task:
-    """The task with thoughts in its state (`thought_state=True`): flow, policy and backward policy see the history, the reward does not.
+    """The task with thoughts in its state (`thought_state=True`): all networks see the history, the reward does not.
 
     The space grows from K^T to about K^(2T) states: for small worlds.
     """

@@ -1,7 +1,8 @@
-"""Thoughts: what the agent meant, read beside what happened, to predict what the world will do.
+"""Thoughts: the history of intended actions beside realised moves, as the input of a model of the noise.
 
-Intended actions inform the model of the noise (`ThoughtDynamics`). Policy, flow and backward policy see realised states alone, or
-else the thoughts belong to the state for all three of them (`thought_state`). Shapes as in `types`; a history is [..., 2T] tokens.
+Intended actions inform the model of the noise (`ThoughtDynamics`). Policy, flow and backward policy see realised states
+alone, or else the thoughts belong to the state for all three of them (`thought_state`). Shapes as in `types`; a history
+is [..., 2T] tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Reader(nn.Module):
         raise TypeError(f"{type(self).__name__} must define forward(history)")
 
     def along(self, history: Tensor) -> Tensor:
-        """[S, B, 2T] -> [T, S, B, H]: what was known before each of the T steps."""
+        """[S, B, 2T] -> [T, S, B, H]: the vectors of the history before each of the T steps."""
         raise TypeError(f"{type(self).__name__} must define along(history)")
 
 
@@ -79,7 +80,7 @@ class _Attention(Reader):
 
 @dataclass(frozen=True)
 class Flat:
-    """The rival without attention: fully connected layers on the padded history."""
+    """The comparison without attention: fully connected layers on the padded history."""
 
     hidden: int = 64
     layers: int = 2
@@ -103,17 +104,16 @@ class _Flat(Reader):
 
     def along(self, history):
         seeds, batch, slots = history.shape
-        known = (
-            torch.arange(slots, device=history.device) < 2 * torch.arange(self.steps, device=history.device)[:, None]
-        )
+        time = torch.arange(self.steps, device=history.device)[:, None]
+        known = torch.arange(slots, device=history.device) < 2 * time
         prefix = torch.where(known[:, None], history.unsqueeze(1), self.pad)  # [S, T, B, 2T]
         return self(prefix.reshape(seeds, -1, slots)).view(seeds, self.steps, batch, self.width).transpose(0, 1)
 
 
 class ThoughtDynamics(Dynamics):
-    """P(move | state, action, all earlier actions and moves): softmax over moves of W_a h(history, state), all actions in one pass.
+    """P(move | state, action, earlier actions and moves): softmax of W_a h(history, state), all actions in one pass.
 
-    Its memory is the history. `Flat()` instead of `Attention()` is the rival without attention, `Neural` the one without history.
+    Its memory is the history. Comparisons: `Flat()` instead of `Attention()` has no attention, `Neural` no history.
     """
 
     def __init__(
@@ -145,7 +145,8 @@ class ThoughtDynamics(Dynamics):
     def table(self, state: Tensor, legal: Tensor, memory: Tensor) -> Tensor:
         """log P(move | action) for all actions, [..., M actions, M moves], of states [..., S, B, D].
 
-        With a time dimension [T, S, B, ...] the memories are those of one trajectory, each a prefix of the last: one pass reads them all.
+        With a time dimension [T, S, B, ...] the memories belong to one trajectory, each a prefix of the last: one
+        forward pass reads them all.
         """
         if state.dim() == 4:
             past = self.reader.along(memory[-1])[: len(state)].transpose(0, 1)  # [S, T, B, H]

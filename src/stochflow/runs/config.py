@@ -123,16 +123,16 @@ class Train:
         """Refuse what cannot be trained with; `Config` calls it, and so nothing else needs to."""
         for name, hint in get_type_hints(Train).items():
             _check_type("--" + name.replace("_", "-"), getattr(self, name), hint)
-        at_least_one = (
-            "steps batch seeds hidden layers heads replay_size dynamics_off_pol_rounds dynamics_sample_size log_every eval_every save_every"
-        )
+        at_least_one = "steps batch seeds hidden layers heads replay_size dynamics_off_pol_rounds dynamics_sample_size log_every eval_every save_every"
         for name in at_least_one.split():
             self._need(name, getattr(self, name) >= 1, "a whole number of at least 1")
         for name in ("lr", "explore_tau", "clip", "subtb_lambda", "dynamics_lr", "dynamics_clip"):
             self._need(name, getattr(self, name) > 0, "a number above 0")
         self._need("gamma", 0 < self.gamma <= 1, "above 0 and at most 1 (1 makes the entropy ratio 1)")
         self._need(
-            "explore_entropy", not self.explore_entropy or self.objective.startswith("sgfn-kl"), "left out unless --objective is sgfn-kl"
+            "explore_entropy",
+            not self.explore_entropy or self.objective.startswith("sgfn-kl"),
+            "left out unless --objective is sgfn-kl",
         )
         self._need("kl_weight", self.kl_weight >= 0, "0 or more")
         self._need("entropy_average", 0 <= self.entropy_average < 1, "at least 0 and below 1")
@@ -141,7 +141,9 @@ class Train:
         for name in ("oracle_timeout", "oracle_retries", "threads"):
             self._need(name, getattr(self, name) >= 0, "0 or more")
         self._need(
-            "batch", self.objective != "logvar" or self.batch >= 2, "at least 2 with --objective logvar, whose log Z is the batch's mean"
+            "batch",
+            self.objective != "logvar" or self.batch >= 2,
+            "at least 2 with --objective logvar, whose log Z is the batch's mean",
         )
         self._need("seed", 0 <= self.seed < 2**31, "a whole number from 0 to 2147483647")
 
@@ -264,7 +266,13 @@ class PeptideTask:
 
     name: ClassVar[str] = "peptide"
     # lengths differ, so a learned log Z starts 65 nats away and would take thousands of steps to arrive
-    train: ClassVar[dict[str, Any]] = {"net": "transformer", "hidden": 64, "batch": 32, "lr": 1e-3, "objective": "logvar"}
+    train: ClassVar[dict[str, Any]] = {
+        "net": "transformer",
+        "hidden": 64,
+        "batch": 32,
+        "lr": 1e-3,
+        "objective": "logvar",
+    }
 
 
 @dataclass(frozen=True)
@@ -321,7 +329,10 @@ class Config:
             "format": FORMAT,
             "version": __version__,
             "command": self.command,
-            "task": {"name": self.task.name, **(self.task.settings if isinstance(self.task, UserTask) else dataclasses.asdict(self.task))},
+            "task": {
+                "name": self.task.name,
+                **(self.task.settings if isinstance(self.task, UserTask) else dataclasses.asdict(self.task)),
+            },
             "train": dataclasses.asdict(self.train),
             **({"values": self.values} if self.values else {}),
         }
@@ -332,7 +343,9 @@ class Config:
         if not isinstance(data, dict) or not isinstance(data.get("task"), dict) or "name" not in data["task"]:
             raise UserError(f'{where} is not a configuration: it needs {{"task": {{"name": ...}}, "train": {{...}}}}')
         if not isinstance(data.get("format", FORMAT), int) or data.get("format", FORMAT) > FORMAT:
-            raise UserError(f"{where} has format {data['format']}, but stochflow {__version__} reads up to {FORMAT}: upgrade stochflow")
+            raise UserError(
+                f"{where} has format {data['format']}, but stochflow {__version__} reads up to {FORMAT}: upgrade stochflow"
+            )
         _refuse_unknown(data, ["format", "version", "command", "task", "train", "values"], where)
         train = data.get("train", {})
         if not isinstance(train, dict):
@@ -375,7 +388,9 @@ def find_task(name: str) -> Any:
     """The dataclass of a task that ships."""
     if name not in TASKS:
         hint = did_you_mean(name, TASKS)
-        raise UserError(f'there is no task "{name}"{hint}: `stochflow tasks` lists them, and your own is given as my_module:my_function')
+        raise UserError(
+            f'there is no task "{name}"{hint}: `stochflow tasks` lists them, and your own is given as my_module:my_function'
+        )
     return TASKS[name]
 
 
@@ -399,7 +414,9 @@ def _check_type(what: str, value: Any, hint: Any) -> None:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             words = ", ".join(map(str, get_args(hint)))
-            raise UserError(f"{what} is {value!r}{did_you_mean(str(value), map(str, get_args(hint)))}, but it must be one of {words}")
+            raise UserError(
+                f"{what} is {value!r}{did_you_mean(str(value), map(str, get_args(hint)))}, but it must be one of {words}"
+            )
         return
     if hint is float:
         good = isinstance(value, (int, float)) and not isinstance(value, bool)

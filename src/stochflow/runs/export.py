@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from stochflow.runs.atomic import text_file
 from stochflow.errors import UserError
+from stochflow.runs.atomic import text_file
 
 Row = dict[str, Any]
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import platform
 import re
@@ -30,9 +29,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from stochflow import __version__
+from stochflow.errors import UserError
 from stochflow.runs.atomic import replacing
 from stochflow.runs.config import Config
-from stochflow.errors import UserError
 from stochflow.types import plain
 
 if TYPE_CHECKING:
@@ -94,12 +93,19 @@ class Run:
             try:
                 data = json.loads((path / "config.json").read_text())
             except ValueError as error:
-                raise UserError(f"{path / 'config.json'} is not JSON ({error}): restore it, or train again into another --out") from error
+                raise UserError(
+                    f"{path / 'config.json'} is not JSON ({error}): restore it, or train again into another --out"
+                ) from error
             config = Config.from_dict(data, str(path / "config.json"))
             lock = _lock(path) if write else None
             if write:
-                for leftover in [*path.glob("*.tmp"), *(path / "checkpoints").glob("*.tmp")]:  # of a writer that was killed
-                    if leftover.name.removesuffix(".tmp") in OURS or leftover.parent != path:  # what others keep here is theirs
+                for leftover in [
+                    *path.glob("*.tmp"),
+                    *(path / "checkpoints").glob("*.tmp"),
+                ]:  # of a writer that was killed
+                    if (
+                        leftover.name.removesuffix(".tmp") in OURS or leftover.parent != path
+                    ):  # what others keep here is theirs
                         leftover.unlink()
         return Run(path, config, lock)
 
@@ -175,7 +181,11 @@ class Run:
     def checkpoints(self) -> list[Path]:
         """The numbered checkpoints, newest first."""
         folder = self.path / "checkpoints"
-        return sorted((p for p in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{8,}", p.stem)), key=_step_of, reverse=True)
+        return sorted(
+            (p for p in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{8,}", p.stem)),
+            key=_step_of,
+            reverse=True,
+        )
 
     def load_best(self) -> Checkpoint | None:
         """The best checkpoint, None where there is none or it is damaged."""
@@ -237,7 +247,9 @@ def _named_errors(path: Path) -> Iterator[None]:
 
 def _refuse_existing(path: Path) -> None:
     if is_run(path):
-        raise UserError(f"{path} already holds a run: continue it with `stochflow resume {path} --steps TOTAL`, or choose another --out")
+        raise UserError(
+            f"{path} already holds a run: continue it with `stochflow resume {path} --steps TOTAL`, or choose another --out"
+        )
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, but --out is the run folder: choose another --out")
 
@@ -253,7 +265,9 @@ def _lock(path: Path) -> Any:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise UserError(f"another process is writing the run folder {path}: wait for it or stop it, or choose another --out") from error
+        raise UserError(
+            f"another process is writing the run folder {path}: wait for it or stop it, or choose another --out"
+        ) from error
     return file
 
 
@@ -284,7 +298,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             scalars = json.loads((f.metadata() or {})["stochflow"])
             form = int(scalars["format"])
             if form > FORMAT:
-                raise UserError(f"{path} has checkpoint format {form}, but stochflow {__version__} reads up to {FORMAT}: upgrade stochflow")
+                raise UserError(
+                    f"{path} has checkpoint format {form}, but stochflow {__version__} reads up to {FORMAT}: upgrade stochflow"
+                )
             tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118  (no mapping)
     except UserError:
         raise
@@ -341,7 +357,11 @@ def _commit() -> str | None:
         return None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True, timeout=5
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=5,
         )
         return done.stdout.strip() or None
     return None

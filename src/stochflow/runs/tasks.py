@@ -15,21 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.runs import config
-from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
-from stochflow.scores.data import tfbind8
-from stochflow.worlds.env import Channel, Enumerable, Env
-from stochflow.worlds.conditioned import Conditioned
-from stochflow.worlds.grid import Grid
-from stochflow.worlds.strings import Strings
-from stochflow.worlds.grid import Corners
-from stochflow.worlds.strings import PROTEIN
 from stochflow.errors import UserError, did_you_mean
-from stochflow.scores.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
 from stochflow.law.modes import tfbind8_modes
+from stochflow.runs import config
+from stochflow.scores.data import tfbind8
+from stochflow.scores.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
 from stochflow.scores.oracles import Cached, Host, Table
 from stochflow.scores.rewards import Linear, Power
 from stochflow.types import Task
+from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
+from stochflow.worlds.conditioned import Conditioned
+from stochflow.worlds.env import Channel, Env
+from stochflow.worlds.grid import Corners, Grid
+from stochflow.worlds.strings import PROTEIN, Strings
 
 
 def build(settings: Any) -> Task:
@@ -47,11 +45,15 @@ def build(settings: Any) -> Task:
     ships = type(settings) in config.TASKS.values() and settings.name in makers
     if not ships:
         known = ", ".join(t.__name__ for name, t in config.TASKS.items() if name in makers)
-        raise UserError(f"{settings!r} describes no task that ships: give one of {known}, or load your own with tasks.load")
+        raise UserError(
+            f"{settings!r} describes no task that ships: give one of {known}, or load your own with tasks.load"
+        )
     return makers[settings.name](**asdict(settings))
 
 
-def grid_task(ndim: int = 2, side: int = 8, base: float = 1e-3, stick: float = 0.0, noise: str = "slip", confusion: str = "") -> Task:
+def grid_task(
+    ndim: int = 2, side: int = 8, base: float = 1e-3, stick: float = 0.0, noise: str = "slip", confusion: str = ""
+) -> Task:
     """The hypergrid with bright corners; R is the oracle's score itself."""
     if not base > 0:
         raise UserError(f"base = {base} must be above 0: the reward away from the corners has a logarithm")
@@ -90,13 +92,17 @@ def bits_task(
     if not 1 <= bits <= 10:
         raise UserError(f"a token of {bits} bits makes an alphabet of 2^{bits} letters: give 1 to 10 bits")
     if not 8 <= length <= 120 or length % 8 or length % bits:
-        raise UserError(f"length = {length} bits cannot be built: give a multiple of 8 and of bits = {bits}, from 8 to 120")
+        raise UserError(
+            f"length = {length} bits cannot be built: give a multiple of 8 and of bits = {bits}, from 8 to 120"
+        )
     if modes < 1:
         raise UserError(f"modes = {modes} leaves nothing to find: give 1 or more")
     if not beta > 0:
         raise UserError(f"beta = {beta} must be above 0: it is what a wrong bit costs")
     env = Strings(bit_alphabet(bits), length // bits)
-    return Task(env, make_channel(env, stick, noise, confusion), BitModes(env, bits, modes, mode_seed), Linear(beta * length))
+    return Task(
+        env, make_channel(env, stick, noise, confusion), BitModes(env, bits, modes, mode_seed), Linear(beta * length)
+    )
 
 
 def gc_task(
@@ -170,7 +176,9 @@ def strings_task(
     A slow oracle is asked once a sequence after `task = task._replace(oracle=Cached(task.oracle))`.
     """
     if not callable(oracle):
-        raise UserError(f"the oracle is {oracle!r}, which cannot be called: give a function from a list of strings to their scores")
+        raise UserError(
+            f"the oracle is {oracle!r}, which cannot be called: give a function from a list of strings to their scores"
+        )
     env = Strings(alphabet, length, min_length)
     return Task(env, channel or Exact(), Host(oracle, env), reward or Power())
 
@@ -189,7 +197,9 @@ def make_channel(env: Env, stick: float, noise: str = "slip", confusion: str = "
         channel = Slip(stick) if noise == "slip" else Neighbour(stick)  # either refuses a stick outside [0, 1]
         return Exact() if stick == 0 else channel
     if not confusion:
-        raise UserError("--noise confusion needs a table: give --confusion FILE.csv, one row an action, one column a move")
+        raise UserError(
+            "--noise confusion needs a table: give --confusion FILE.csv, one row an action, one column a move"
+        )
     table = Confusion(confusion)
     real = env.num_moves - (env.stop is not None)
     if table.table.shape[0] != real:
@@ -217,9 +227,13 @@ def find(spec: str) -> Callable[..., Any]:
             raise UserError(
                 f"there is no module {problem.name!r} (for the task {spec}): run from the folder that holds it, or install it"
             ) from None
-        raise UserError(f"the module {module_name} needs {problem.name!r}, which is not installed: install it and try again") from problem
+        raise UserError(
+            f"the module {module_name} needs {problem.name!r}, which is not installed: install it and try again"
+        ) from problem
     except Exception as problem:
-        raise UserError(f"the module {module_name} cannot be imported: {type(problem).__name__}: {problem}") from problem
+        raise UserError(
+            f"the module {module_name} cannot be imported: {type(problem).__name__}: {problem}"
+        ) from problem
     found = getattr(module, function, None)
     if not callable(found):
         own = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
@@ -240,7 +254,9 @@ def load(spec: str, /, **kwargs: Any) -> Task:
                     f"the task {spec} takes no {word!r}{did_you_mean(word, parameters)}: it takes {', '.join(parameters) or 'nothing'}"
                 )
     missing = [
-        n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n not in kwargs
+        n
+        for n, p in parameters.items()
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n not in kwargs
     ]
     if missing:
         raise UserError(f"the task {spec} needs {', '.join(missing)}: give a value, or a default in the function")

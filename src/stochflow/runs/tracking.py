@@ -47,14 +47,19 @@ class Tracker:
         except Exception as error:  # whatever a foreign service raises
             self.broken = True
             log.warning(
-                "%s failed (%s: %s); the run goes on without it, and metrics.jsonl has everything", self.kind, type(error).__name__, error
+                "%s failed (%s: %s); the run goes on without it, and metrics.jsonl has everything",
+                self.kind,
+                type(error).__name__,
+                error,
             )
 
 
 def open_tracker(kind: str, folder: Path, config: dict[str, Any]) -> Tracker:
     """A tracker for a run folder; `config` is what `config.json` holds."""
     if kind not in TRACKERS:
-        raise UserError(f"there is no tracker {kind!r}{did_you_mean(kind, TRACKERS)}: take one of {', '.join(TRACKERS)}")
+        raise UserError(
+            f"there is no tracker {kind!r}{did_you_mean(kind, TRACKERS)}: take one of {', '.join(TRACKERS)}"
+        )
     if kind == "tensorboard":
         module = _import("torch.utils.tensorboard", kind)
         writer = module.SummaryWriter(str(folder / "tensorboard"))
@@ -91,4 +96,6 @@ def _import(name: str, kind: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"--track {kind} needs a package that is not installed ({error}): pip install 'stochflow[track]'") from error
+        raise UserError(
+            f"--track {kind} needs a package that is not installed ({error}): pip install 'stochflow[track]'"
+        ) from error

@@ -1,7 +1,7 @@
-"""Landscapes over longer strings, as tensor functions: bit sequences with known modes, GC content on demand, antimicrobial peptides.
+"""Landscapes over longer strings: bit sequences with known modes, conditional GC content, antimicrobial peptides, RNA.
 
-Each is an oracle: states [..., D] -> score [...], float32, part of a captured iteration (`on_device`). `RNAFold` is the exception:
-a Python function for `Host`, as slow as folding is.
+Each is an oracle: states [..., D] -> score [...], float32, part of a captured iteration (`on_device`). `RNAFold` is the
+exception: a Python function for `Host`, as slow as folding is.
 """
 
 from __future__ import annotations
@@ -16,33 +16,20 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.ops import one_thread
+from stochflow.ops import PerDevice, one_thread
+from stochflow.scores.oracles import count_calls
 from stochflow.worlds.conditioned import Conditioned
 from stochflow.worlds.env import Env
 from stochflow.worlds.strings import Strings
 
+# bit sequences ------------------------------------------------------------------------------------------------------
 
-class _Moved:
-    """Constant tensors, one copy a device, so that a captured iteration copies nothing."""
-
-    def __init__(self, **tensors: Tensor):
-        self.tensors = tensors
-        self.there: dict[torch.device, dict[str, Tensor]] = {}
-
-    def __call__(self, device: torch.device) -> dict[str, Tensor]:
-        if device not in self.there:
-            self.there[device] = {k: v.to(device) for k, v in self.tensors.items()}
-        return self.there[device]
-
-
-# bit sequences ------------------------------------------------------------------------------------------------------------
-
-SMALL = 1 << 18  # bits of a batch: below, one thread compares them
-WORDS = ("00000000", "11111111", "11110000", "00001111", "00111100")  # the bytes that modes are made of
+SMALL = 1 << 18  # bits of a batch below which one thread compares them
+WORDS = ("00000000", "11111111", "11110000", "00001111", "00111100")  # the bytes of the modes
 
 
 def bit_alphabet(bits: int) -> str:
-    """2^bits letters: digits and letters as far as they go, then others."""
+    """2^bits letters: digits and Latin letters up to 6 bits, other characters beyond."""
     plain = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz+/"
     return plain[: 2**bits] if bits <= 6 else "".join(chr(0x100 + i) for i in range(2**bits))
 
@@ -50,7 +37,8 @@ def bit_alphabet(bits: int) -> str:
 class BitModes:
     """Closeness to the nearest of a set of modes: 1 - (smallest Hamming distance) / length, on sequences of bits.
 
-    A token is `bits` bits, the highest first. Modes are random rows of the five bytes of Malkin et al. 2022 (arXiv 2201.13259).
+    A token is `bits` bits, the highest first. Modes are random rows of the five bytes of Malkin et al. 2022
+    (arXiv 2201.13259).
     """
 
     on_device = True
@@ -59,7 +47,8 @@ class BitModes:
         size = env.length * bits
         if size % 8:
             raise UserError(
-                f"modes are made of whole bytes, but {env.length} tokens of {bits} bits are {size} bits: give a multiple of 8"
+                f"modes are made of whole bytes, but {env.length} tokens of {bits} bits are {size} bits: "
+                "give a multiple of 8"
             )
         possible = len(WORDS) ** (size // 8)
         gen = torch.Generator().manual_seed(seed)
@@ -69,43 +58,40 @@ class BitModes:
         words = torch.tensor([[int(c) for c in w] for w in WORDS])
         self.mode_bits = words[torch.tensor(list(rows))].flatten(1)  # [modes, size]
         self.env, self.bits, self.size, self.calls = env, bits, size, 0
-        self._moved = _Moved(modes=self.mode_bits.float(), shift=torch.arange(bits - 1, -1, -1))
+        self._constants = PerDevice(self.mode_bits.float(), torch.arange(bits - 1, -1, -1))
 
-    def spread(self, state: Tensor) -> Tensor:
+    def unpack(self, state: Tensor) -> Tensor:
         """The bits of tokens [..., L] as [..., L * bits]."""
-        return ((state.unsqueeze(-1) >> self._moved(state.device)["shift"]) & 1).flatten(-2)
+        _, shift = self._constants(state.device)
+        return ((state.unsqueeze(-1) >> shift) & 1).flatten(-2)
 
     def distances(self, state: Tensor) -> Tensor:
         """Hamming distance to every mode, [..., modes] float32 (whole numbers, exact)."""
-        modes = self._moved(state.device)["modes"]
-        x = self.spread(state).float()
-        with (
-            one_thread()
-            if x.numel() < SMALL and x.device.type == "cpu" and not torch.compiler.is_compiling()
-            else nullcontext()
-        ):
+        modes, _ = self._constants(state.device)
+        x = self.unpack(state).float()
+        small = x.numel() < SMALL and x.device.type == "cpu" and not torch.compiler.is_compiling()
+        with one_thread() if small else nullcontext():
             return x.sum(-1, keepdim=True) + modes.sum(-1) - 2 * (x @ modes.T)
 
     def __call__(self, state: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            self.calls += state[..., 0].numel()
+        count_calls(self, state)
         return 1 - self.distances(state).amin(-1) / self.size
 
     def modes(self, state: Tensor) -> Tensor:
-        """[...] True on the modes themselves; a string that is not finished is none."""
+        """[...] True on the modes themselves; an unfinished string is not a mode."""
         return (self.distances(state).amin(-1) == 0) & (state != self.env.pad).all(-1)
 
     def found(self, state: Tensor, radius: int) -> int:
-        """How many different modes have one of these sequences within `radius` bits."""
+        """The number of modes that have one of these sequences within `radius` bits."""
         near = self.distances(state.reshape(-1, state.shape[-1])) <= radius
         return int(near.any(0).sum())
 
 
-# a condition ---------------------------------------------------------------------------------------------------------------
+# a condition --------------------------------------------------------------------------------------------------------
 
 
 class GCContent:
-    """How near the share of G and C is to what the context asks for: 1 - |GC - target|; contexts are [target, beta]."""
+    """Closeness of the share of G and C to the context's target: 1 - |GC - target|; contexts are [target, beta]."""
 
     on_device = True
 
@@ -113,41 +99,43 @@ class GCContent:
         assert env.contexts is not None
         if env.contexts.shape[1] != 2:
             raise UserError(
-                f"a context of GC content is a row [target, beta], but these are {env.contexts.shape[1]} wide: give two columns"
+                f"a context of GC content is a row [target, beta], but these are {env.contexts.shape[1]} wide: "
+                "give two columns"
             )
-        strings: Any = env.inner
+        strings = env.inner
+        assert isinstance(strings, Strings)
         strong = torch.tensor([letter in "GC" for letter in strings.alphabet] + [False])  # padding is neither
         self.env, self.pad, self.calls = env, strings.pad, 0
-        self._moved = _Moved(target=env.contexts[:, 0].float(), strong=strong)
+        self._constants = PerDevice(env.contexts[:, 0].float(), strong)
 
     def share(self, state: Tensor) -> Tensor:
-        """G and C among the letters so far."""
+        """The share of G and C among the letters so far, [...]."""
         text = state[..., 1:]
-        strong = self._moved(state.device)["strong"][text].sum(-1)
-        return strong / (text != self.pad).sum(-1).clamp(min=1)
+        _, strong = self._constants(state.device)
+        return strong[text].sum(-1) / (text != self.pad).sum(-1).clamp(min=1)
 
     def __call__(self, state: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            self.calls += state[..., 0].numel()
-        return 1 - (self.share(state) - self._moved(state.device)["target"][state[..., 0]]).abs()
+        count_calls(self, state)
+        target, _ = self._constants(state.device)
+        return 1 - (self.share(state) - target[state[..., 0]]).abs()
 
 
 class Tempered:
-    """log R = beta * score with a beta of the context's own: one policy for every temperature."""
+    """log R = beta * score with the context's beta: one policy for every temperature."""
 
     def __init__(self, env: Conditioned, column: int = 1):
         assert env.contexts is not None
-        self._moved = _Moved(beta=env.contexts[:, column].float())
+        self._beta = PerDevice(env.contexts[:, column].float())
 
     def __call__(self, score: Tensor, state: Tensor, step: Any = None) -> Tensor:
-        return self._moved(state.device)["beta"][state[..., 0]].to(score) * score
+        return self._beta(state.device)[0][state[..., 0]].to(score) * score
 
 
-# peptides --------------------------------------------------------------------------------------------------------------------
+# peptides -----------------------------------------------------------------------------------------------------------
 
 
 def peptide_features(state: Tensor, letters: int) -> Tensor:
-    """[..., L] residues, padded at the end -> [..., letters + letters^2 + 1]: shares of residues, of neighbours, and the length."""
+    """[..., L] residues, padded at the end -> [..., letters + letters^2 + 1]: shares of residues, of pairs; length."""
     here = (state.unsqueeze(-1) == torch.arange(letters, device=state.device)).float()
     size = here.sum((-2, -1)).unsqueeze(-1)
     single = here.sum(-2) / size.clamp(min=1)
@@ -156,9 +144,10 @@ def peptide_features(state: Tensor, letters: int) -> Tensor:
 
 
 class PeptideProxy:
-    """Probability that a peptide is antimicrobial, by a small network trained on measured peptides against random protein pieces.
+    """Probability that a peptide is antimicrobial, by a small network.
 
-    It says what those two sets differ in and nothing about safety or about sequences unlike both. data/README.md: how good it is.
+    It was trained to tell measured peptides from random protein fragments, so it is silent about safety and about
+    sequences unlike both. Its quality is in data/README.md.
     """
 
     on_device = True
@@ -170,32 +159,33 @@ class PeptideProxy:
         self.env, self.calls, self.letters = env, 0, getattr(env, "tokens", 20)
         if weights["w1"].shape[1] != self.letters**2 + self.letters + 1 or getattr(env, "length", 0) != 50:
             raise UserError(
-                f"the peptide proxy reads up to 50 residues of 20 kinds, but {env!r} differs: build it with peptide_task"
+                f"the peptide proxy reads up to 50 residues of 20 kinds, but {env!r} differs: "
+                "build it with peptide_task"
             )
-        self._moved = _Moved(**weights)
+        self._weights = PerDevice(*weights.values())
 
     def __call__(self, state: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            self.calls += state[..., 0].numel()
-        w = self._moved(state.device)
-        hidden = torch.relu(peptide_features(state, self.letters) @ w["w1"].T + w["b1"])
-        return torch.sigmoid(hidden @ w["w2"].T + w["b2"]).squeeze(-1)
+        count_calls(self, state)
+        w1, b1, w2, b2 = self._weights(state.device)
+        hidden = torch.relu(peptide_features(state, self.letters) @ w1.T + b1)
+        return torch.sigmoid(hidden @ w2.T + b2).squeeze(-1)
 
 
 def peptides() -> tuple[list[str], np.ndarray]:
-    """The shipped peptides of 8 to 50 residues and whether each is antimicrobial: to compare designs with."""
+    """The shipped peptides of 8 to 50 residues, and a bool array: whether each is antimicrobial."""
     content = files("stochflow.scores.data").joinpath("peptides.npz").read_bytes()
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:
         return stored["sequences"].tobytes().decode("ascii").split("\n"), stored["active"]
 
 
-# RNA -------------------------------------------------------------------------------------------------------------------------
+# RNA ----------------------------------------------------------------------------------------------------------------
 
 
 class RNAFold:
-    """How well sequences fold into a structure: 1 - (ensemble defect), the expected share of correctly paired bases, by ViennaRNA.
+    """1 - (ensemble defect) of folding into a structure: the expected share of correctly paired bases, by ViennaRNA.
 
-    `structure` in dot-bracket notation. A function `list[str] -> scores`, some hundreds a second: use `Cached(Host(...))`.
+    `structure` in dot-bracket notation. A function `list[str] -> scores`, some hundreds per second: use
+    `Cached(Host(...))`.
     """
 
     def __init__(self, structure: str):
@@ -204,11 +194,13 @@ class RNAFold:
             depth += {"(": 1, ")": -1, ".": 0}.get(mark, -(10**9))
             if depth < 0:
                 raise UserError(
-                    f"the structure {structure!r} goes wrong at position {place} ({mark!r}): write dots and matching brackets"
+                    f"the structure {structure!r} goes wrong at position {place} ({mark!r}): "
+                    "write dots and matching brackets"
                 )
         if depth or not structure:
             raise UserError(
-                f"the structure {structure!r} has {depth} brackets that are not closed: write dots and matching brackets"
+                f"the structure {structure!r} has {depth} brackets that are not closed: "
+                "write dots and matching brackets"
             )
         try:
             import RNA
@@ -223,7 +215,8 @@ class RNAFold:
         for text in texts:
             if len(text) != len(self.structure):
                 raise UserError(
-                    f"{text!r} has {len(text)} bases, but the structure has {len(self.structure)}: give sequences of that length"
+                    f"{text!r} has {len(text)} bases, but the structure has {len(self.structure)}: "
+                    "give sequences of that length"
                 )
             fold = self.rna.fold_compound(text)
             fold.pf()

@@ -1,7 +1,7 @@
 """Oracles: states [..., D] -> score [...], float32.
 
-`on_device` says whether an oracle is a tensor function that can be part of a captured iteration. `calls` counts the objects
-an oracle was asked about; a replayed CUDA graph runs no Python, so there the trainer's step times batch is the count.
+`on_device`: the oracle is a tensor function and can be part of a captured iteration. `calls` counts the objects scored;
+a replayed CUDA graph runs no Python, so there the count is the trainer's step times its batch.
 """
 
 from __future__ import annotations
@@ -24,17 +24,24 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
+from stochflow.ops import PerDevice
 from stochflow.worlds.env import Enumerable, Env
 
 LARGEST = torch.finfo(torch.float32).max  # scores are kept in float32: beyond this they would be infinite
-Texts = Callable[[list[str]], Any]  # what a user writes: list[str] -> one score each
+Texts = Callable[[list[str]], Any]  # a user's function: list[str] -> one score each
+
+
+def count_calls(oracle: Any, state: Tensor) -> None:
+    """Add the states [..., D] to `calls`; not while compiling: a changing counter would recompile at every call."""
+    if not torch.compiler.is_compiling():
+        oracle.calls += state[..., 0].numel()
 
 
 class Table:
-    """A score for every state of an enumerable environment, or for the last ones in its order (all strings of full length).
+    """A score for every state of an enumerable environment, or for the last ones in its order (strings of full length).
 
-    `scores` [n] in the order of `env.all_states()`. States before those have no score: they read NaN, never a neighbour's
-    score. `modes` [n] bool marks the states that count as modes, where that is known.
+    `scores` [n] in the order of `env.all_states()`. States before those have no score: they read NaN, never another
+    state's score. `modes` [n] bool marks the states that count as modes, where that is known.
     """
 
     on_device = True
@@ -44,7 +51,8 @@ class Table:
         total = len(env.all_states())
         if given.ndim != 1 or not 0 < len(given) <= total:
             raise UserError(
-                f"a table for {env!r} holds one row of at most {total} scores, but this one has shape {tuple(given.shape)}"
+                f"a table for {env!r} holds one row of at most {total} scores, "
+                f"but this one has shape {tuple(given.shape)}"
             )
         if not bool(given.isfinite().all()):
             first = int((~given.isfinite()).nonzero()[0])
@@ -57,21 +65,16 @@ class Table:
             mark = torch.as_tensor(modes, dtype=torch.bool)
             if mark.shape != given.shape:
                 raise UserError(
-                    f"the marks of the modes have shape {tuple(mark.shape)}, but the scores {tuple(given.shape)}: give one a score"
+                    f"the marks of the modes have shape {tuple(mark.shape)}, but the scores {tuple(given.shape)}: "
+                    "give one per score"
                 )
             self._marked = torch.zeros(total, dtype=torch.bool)
             self._marked[total - len(given) :] = mark
-        self._moved: dict[torch.device, Tensor] = {}  # one copy a device, so that a captured iteration copies nothing
+        self._table = PerDevice(self.scores.float())
 
     def __call__(self, state: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():  # a counter inside a compiled graph would recompile it at every call
-            self.calls += state[..., 0].numel()
-        return self._table(state.device)[self.env.index(state)]
-
-    def _table(self, device: torch.device) -> Tensor:
-        if device not in self._moved:
-            self._moved[device] = self.scores.to(device, torch.float32)
-        return self._moved[device]
+        count_calls(self, state)
+        return self._table(state.device)[0][self.env.index(state)]
 
     def modes(self, state: Tensor) -> Tensor | None:
         """[...] True where the state is a mode; None where modes were not given."""
@@ -79,7 +82,7 @@ class Table:
 
 
 class TextOracle(ABC):
-    """An oracle that is asked about texts, on the host. `Patient` and `Cached` wrap any other, in any order."""
+    """An oracle that scores texts, on the host. `Patient` and `Cached` wrap any other, in any order."""
 
     on_device = False
     env: Env
@@ -87,11 +90,11 @@ class TextOracle(ABC):
 
     @abstractmethod
     def raw(self, texts: list[str]) -> list[float]:
-        """One float a text, NaN where there is no answer."""
+        """One float per text, NaN where there is no score."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Stop the call that is under way, where that can be done."""
+        """Stop the running call, where that can be done."""
 
     def __call__(self, state: Tensor) -> Tensor:
         texts = self.env.decode(state)  # type: ignore[attr-defined]
@@ -101,9 +104,10 @@ class TextOracle(ABC):
 
 
 class Host(TextOracle):
-    """A Python callable `list[str] -> scores`, called once a batch with the whole batch. It may be slow; it may not lie:
+    """A Python callable `list[str] -> scores`, called once per batch with the whole batch.
 
-    a wrong number of scores, a missing one (None, KeyError), NaN or infinity stops with the sample's name.
+    It may be slow. A wrong number of scores, a missing one (None, KeyError), NaN or infinity is a UserError that names
+    the sample.
     """
 
     def __init__(self, fn: Texts, env: Env):
@@ -119,7 +123,7 @@ class Host(TextOracle):
             stop()
 
     def raw(self, texts: list[str]) -> list[float]:
-        """What the callable says, as floats (NaN for None), one a text."""
+        """The callable's scores as floats (NaN for None), one per text."""
         if not texts:
             return []
         self.calls += len(texts)
@@ -134,11 +138,13 @@ class Host(TextOracle):
             ) from problem
         except Exception as problem:
             raise UserError(
-                f"the oracle failed on a batch of {len(texts)} that begins with {texts[0]!r}: {type(problem).__name__}: {problem}"
+                f"the oracle failed on a batch of {len(texts)} that begins with {texts[0]!r}: "
+                f"{type(problem).__name__}: {problem}"
             ) from problem
         if len(values) != len(texts):
             raise UserError(
-                f"the oracle gave {len(values)} scores for {len(texts)} sequences (the first is {texts[0]!r}): give one score each"
+                f"the oracle gave {len(values)} scores for {len(texts)} sequences (the first is {texts[0]!r}): "
+                "give one score each"
             )
         return [_number(text, value) for text, value in zip(texts, values, strict=True)]
 
@@ -147,25 +153,28 @@ def _number(text: str, value: Any) -> float:
     if value is None:
         return math.nan
     if getattr(value, "ndim", 0) > 0:
-        raise UserError(f"the oracle gave {text!r} an array of shape {tuple(value.shape)}: give one number a sequence")
+        raise UserError(
+            f"the oracle gave {text!r} an array of shape {tuple(value.shape)}: give one number per sequence"
+        )
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise UserError(f"the oracle said {value!r} of {text!r}: give one number a sequence") from None
+        raise UserError(f"the oracle gave {value!r} for {text!r}: give one number per sequence") from None
 
 
 def check_scores(texts: Sequence[str], values: Sequence[float]) -> None:
     """Raises for the first text whose score is missing, not finite or too large for float32."""
     for i, (text, value) in enumerate(zip(texts, values, strict=True)):
         if not abs(value) <= LARGEST:
-            said = "no score (None or NaN)" if math.isnan(value) else f"{value}"
+            given = "no score (None or NaN)" if math.isnan(value) else f"{value}"
             raise UserError(
-                f"the oracle gave {said} for sample {i}, {text!r}: it must give a finite score to every sequence that can be built"
+                f"the oracle gave {given} for sample {i}, {text!r}: "
+                "it must give a finite score to every sequence that can be built"
             )
 
 
 class _Around(TextOracle):
-    """An oracle that hands on to another."""
+    """An oracle that wraps another."""
 
     def __init__(self, oracle: TextOracle):
         self.oracle, self.env = oracle, oracle.env
@@ -179,11 +188,11 @@ class _Around(TextOracle):
 
 
 class Patient(_Around):
-    """An oracle that is tried again: `retries` times where it raises, or where it has not answered after `timeout` seconds.
+    """Calls an oracle again, up to `retries` times, where it raises or has not answered after `timeout` seconds.
 
-    `timeout` 0 waits for ever. Before try number k it waits backoff * 2^(k-2) seconds, so that a busy server can recover. NaN is an
-    answer, and not asked for again. With a time-out the call runs in a thread of its own; Python cannot stop a thread, so a call that
-    hangs is left behind (a `Command` is ended), and its late answer is not used.
+    `timeout` 0 waits for ever. Before try number k it waits backoff * 2^(k-2) seconds, so that a busy server can
+    recover. NaN is an answer and is not retried. With a time-out the call runs in its own thread; Python cannot stop a
+    thread, so a call that hangs is left behind (a `Command` is killed), and its late answer is not used.
     """
 
     def __init__(self, oracle: TextOracle, timeout: float = 0.0, retries: int = 2, backoff: float = 1.0):
@@ -208,7 +217,8 @@ class Patient(_Around):
         except _Late:
             often = f", {tries} times," if tries > 1 else ""
             raise UserError(
-                f"the oracle did not answer within {self.timeout:g} s{often} on a batch of {len(texts)} that begins with {texts[0]!r}: "
+                f"the oracle did not answer within {self.timeout:g} s{often} on a batch of {len(texts)} that begins "
+                f"with {texts[0]!r}: "
                 "mend it, or allow it more with a larger oracle_timeout"
             ) from None
 
@@ -220,12 +230,11 @@ class Patient(_Around):
         def ask() -> None:
             try:
                 answer.put((self.oracle.raw(texts), None))
-            except BaseException as error:  # whatever it is, it belongs to the one who waits
+            except BaseException as error:  # re-raised in the waiting thread
                 answer.put((None, error))
 
-        threading.Thread(
-            target=ask, name="oracle", daemon=True
-        ).start()  # a daemon: one that hangs does not keep the process alive
+        # a daemon thread: one that hangs does not keep the process alive
+        threading.Thread(target=ask, name="oracle", daemon=True).start()
         try:
             values, error = answer.get(timeout=self.timeout)
         except queue.Empty:
@@ -242,11 +251,11 @@ class _Late(Exception):
 
 
 class Cached(_Around):
-    """An oracle that is asked about each text once. `hits` counts the answers that cost nothing.
+    """Scores each text once and caches the score. `hits` counts the answers from the cache.
 
-    With `file`, answers are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
-    what was paid for is never lost, even where a later sample of the same batch fails. `at_most` texts are asked about in one
-    call (0: all), so that the answers to a long question are kept part by part, and a time-out means the same for any question.
+    With `file`, scores are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
+    no score is lost, even where a later sample of the same batch fails. One call scores at most `at_most` texts (0: no
+    limit), so that the scores of a large batch are stored part by part, and a time-out applies to parts of one size.
     """
 
     def __init__(self, oracle: TextOracle, file: str | Path | None = None, at_most: int = 0):
@@ -262,16 +271,16 @@ class Cached(_Around):
         self.hits += len(texts) - len(new)
         width = self.at_most or len(new) or 1
         for part in (new[i : i + width] for i in range(0, len(new), width)):
-            said = dict(zip(part, self.oracle.raw(part), strict=True))
-            good = {t: v for t, v in said.items() if abs(v) <= LARGEST}  # kept before anything is refused
+            scores = dict(zip(part, self.oracle.raw(part), strict=True))
+            good = {t: v for t, v in scores.items() if abs(v) <= LARGEST}  # stored before a bad score raises
             self.known |= good
             self._append(good)
-            if len(good) < len(part):  # this stops whoever asks: the parts that are left are not paid for
-                return [self.known.get(t, said.get(t, math.nan)) for t in texts]
+            if len(good) < len(part):  # the caller raises: the remaining parts are not scored
+                return [self.known.get(t, scores.get(t, math.nan)) for t in texts]
         return [self.known[t] for t in texts]
 
     def keep_in(self, file: str | Path) -> None:
-        """From now on answers go to this file as well; what it holds is known, and what is known goes into it."""
+        """Use this file from now on: its scores are read, and scores that it lacks are appended."""
         self.file = Path(file)
         before = self.known
         self.known = {}
@@ -284,9 +293,9 @@ class Cached(_Around):
         self._append(news)
 
     def recall(self, file: str | Path) -> int:
-        """Know what this file holds, and leave it as it is; how many bytes of a last line cut short by a crash it ends with.
+        """Read the scores of a file, without changing it; returns the bytes of a last line that a crash cut short.
 
-        Of two answers about one text the first is taken: it is the one that was learned from.
+        Of two scores of one text the first is taken: it is the one that training used.
         """
         path = Path(file)
         content = path.read_bytes() if path.exists() else b""
@@ -312,7 +321,7 @@ class Cached(_Around):
                 with self.file.open("ab") as out:
                     out.write(content)
             except OSError:
-                with contextlib.suppress(OSError):  # half a line would spoil the one that follows it
+                with contextlib.suppress(OSError):  # half a line would spoil the next one
                     os.truncate(self.file, size)
                 raise
 
@@ -328,7 +337,7 @@ def _on_disk(file: Path) -> Iterator[None]:
 
 
 class Command:
-    """A shell command as `list[str] -> scores`: sequences on its standard input, one a line; one score a line on its output.
+    """A shell command as `list[str] -> scores`: one sequence per line on its standard input, one score per line back.
 
     `Host(Command("./fold --fast"), env)` makes an oracle of it.
     """
@@ -341,7 +350,8 @@ class Command:
         for text in texts:
             if text.splitlines() not in ([text], []):
                 raise UserError(
-                    f"{text!r} holds a line break, but the oracle `{self.command}` reads one sequence a line: use a Python oracle"
+                    f"{text!r} holds a line break, but the oracle `{self.command}` reads one sequence per line: "
+                    "use a Python oracle"
                 )
         pipe = subprocess.PIPE
         # a session of its own: Ctrl-C ends training between two iterations, not the command in the middle of one
@@ -355,19 +365,21 @@ class Command:
             self.cancel()
             raise
         if running.returncode != 0:
-            last = (complaints.strip().splitlines() or ["it said nothing"])[-1]
+            last = (complaints.strip().splitlines() or ["it wrote no error message"])[-1]
             raise UserError(
-                f"the oracle `{self.command}` ended with status {running.returncode} on a batch beginning with {texts[0]!r}: {last}"
+                f"the oracle `{self.command}` ended with status {running.returncode} on a batch beginning with "
+                f"{texts[0]!r}: {last}"
             )
         lines = written.split("\n")[: -1 if written.endswith("\n") else None]
         if len(lines) != len(texts):
             raise UserError(
-                f"the oracle `{self.command}` wrote {len(lines)} lines for {len(texts)} sequences: write one score a line"
+                f"the oracle `{self.command}` wrote {len(lines)} lines for {len(texts)} sequences: "
+                "write one score per line"
             )
         return [_number(text, line) for text, line in zip(texts, lines, strict=True)]
 
     def cancel(self) -> None:
-        """End the command that is running, and what it started."""
+        """Kill the running command and the processes it started."""
         running = self._running
         if running is None or running.poll() is not None:
             return

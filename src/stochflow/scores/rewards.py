@@ -1,4 +1,4 @@
-"""From an oracle's score to a log-reward, always in log space: nothing underflows and nothing goes stale."""
+"""From an oracle's score to a log-reward, always in log space, so that rewards never underflow."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Power:
             raise UserError(f"the reward floor is {self.floor}, but it must be above 0, because the log of it is taken")
 
     def exponent(self, step: Tensor | float | None) -> Tensor | float:
+        """beta at this training step; None = the final beta."""
         if step is None or self.ramp <= 0:
             return self.beta
         return 1 + (self.beta - 1) * (1 - 1 / (1 + step / self.ramp))

@@ -1,4 +1,4 @@
-"""What final states are worth, looked up by their numbers: for oracles that are a table, or as cheap to ask about everything as about one batch."""
+"""Scores and rewards of all states in a table, for oracles that are a table or score all states cheaply."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from stochflow.types import Task
 from stochflow.worlds.env import Enumerable
 from stochflow.worlds.grid import Corners, Grid
 
-MOST = 1 << 22  # coordinates of all states together
+MOST = 1 << 22  # largest number of coordinates of all states together
 
 
 @torch.no_grad()
 def of_all(task: Task, device: torch.device) -> Tensor | None:
-    """[2, N] the scores and the log-rewards of all states in the environment's order; None where they are not known beforehand, or change."""
+    """[2, N]: scores and log-rewards of all states, in the environment's order.
+
+    None where they are not known beforehand, or change while training.
+    """
     env, reward = task.env, task.reward
     oracle: Any = task.oracle
     if type(reward) not in (Power, Linear) or getattr(reward, "ramp", 0) > 0:

@@ -66,7 +66,9 @@ class OnPolicy(Source):
         self._engine: Engine | None = None
         self._word: Word = "auto"
         self.key: Tensor
-        self.register_buffer("key", torch.zeros(1, dtype=torch.long, device=policy.device))  # of a kernel's random numbers
+        self.register_buffer(
+            "key", torch.zeros(1, dtype=torch.long, device=policy.device)
+        )  # of a kernel's random numbers
         self.register_load_state_dict_pre_hook(_keep_key)
 
     def why_plain(self, task, policy):

@@ -89,7 +89,9 @@ class Trainer:
         known = worth.of_all(task, device) if not plain else None
         batch = getattr(source, "batch", 0)
         flats = self.policy_flat, self.dynamics_flat
-        self.job = Job(task, policy, dynamics, objective, batch, *flats, compile, plain, dynamics_buffer is not None, known)
+        self.job = Job(
+            task, policy, dynamics, objective, batch, *flats, compile, plain, dynamics_buffer is not None, known
+        )
         self.engines = choose(self.job, engine)
         self._by_trace = self.engines.gradient.name != "eager"
         source.use(self.engines.walk, engine, self.engines.gradient.new_trace(self.job) if self._by_trace else None)

@@ -29,7 +29,7 @@ def _chosen(action: Tensor, legal: Tensor) -> Tensor:
 
 
 class Exact(Channel):
-    """What is intended happens."""
+    """No noise: the move is the action."""
 
     exact = True
 
@@ -62,7 +62,7 @@ class Slip(Channel):
         return keep(legal, _log(p), NEG)
 
     def marginal(self, state, legal, log_pi, memory=None):
-        if self.alpha == 0:
+        if self.exact:
             return keep(legal, log_pi, NEG)
         kept = keep(legal, log_pi, NEG)
         slip = math.log(self.alpha) - legal.sum(-1, keepdim=True).clamp(min=1).to(log_pi).log()
@@ -76,7 +76,7 @@ class Slip(Channel):
         return keep(pick(legal, move).unsqueeze(-1), _log((1 - self.alpha) * _chosen(move, legal) + slip), NEG)
 
     def sample(self, state, legal, action, memory=None):
-        if self.alpha == 0:
+        if self.exact:
             return action
         uniform = torch.where(legal, torch.rand(legal.shape, device=legal.device), -1.0).argmax(-1)
         return torch.where(torch.rand(action.shape, device=legal.device) < self.alpha, uniform, action)
@@ -93,6 +93,10 @@ class Neighbour(Channel):
 
     def __init__(self, alpha: float):
         self.alpha = _check_alpha(alpha)
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.alpha == 0
 
     def log_probs(self, state, legal, action, memory=None):
         here = _chosen(action, legal)
@@ -119,7 +123,8 @@ class Neighbour(Channel):
 class Confusion(Channel):
     """Any action x move table, restricted to the legal moves and renormalised; an empty row keeps the action.
 
-    `table` is row-stochastic [M, M], without STOP: an array, nested lists, or the path of a CSV file of numbers, of which the first line may be names.
+    `table` is row-stochastic [M, M], without STOP: an array, nested lists, or the path of a CSV file of numbers whose
+    first line may hold names.
     """
 
     def __init__(self, table: Tensor | Sequence[Sequence[float]] | str):
@@ -131,14 +136,16 @@ class Confusion(Channel):
         if not bool(torch.isfinite(t).all()) or bool((t < 0).any()):
             row = int((~torch.isfinite(t) | (t < 0)).any(1).nonzero()[0])
             raise UserError(
-                f"row {row + 1} of {len(t)} in the confusion table holds a negative or non-finite entry: probabilities are >= 0"
+                f"row {row + 1} of {len(t)} in the confusion table holds a negative or non-finite entry: "
+                "probabilities are >= 0"
             )
         total = t.sum(1)
         off = (total - 1).abs()
         if bool((off > 1e-6).any()):
             row = int(off.argmax())
             raise UserError(
-                f"row {row + 1} of {len(t)} in the confusion table sums to {float(total[row]):.6g}, off by {float(total[row] - 1):+.3g}: every row must sum to 1"
+                f"row {row + 1} of {len(t)} in the confusion table sums to {float(total[row]):.6g}, "
+                f"off by {float(total[row] - 1):+.3g}: every row must sum to 1"
             )
         self.table = t / total.unsqueeze(1)
         self._wide: dict[tuple[int, torch.device], Tensor] = {}
@@ -149,10 +156,11 @@ class Confusion(Channel):
         k = self.table.shape[0]
         if k not in (wide, wide - 1):
             raise UserError(
-                f"the confusion table has {k} rows, but the environment has {wide} moves (STOP included): give one row a move"
+                f"the confusion table has {k} rows, but the environment has {wide} moves (STOP included): "
+                "give one row per move"
             )
         key = (wide, legal.device)
-        if key not in self._wide:  # laid out once: a copy from the host would not fit into a recorded iteration
+        if key not in self._wide:  # made once: a CUDA graph cannot record a copy from the host
             t = torch.zeros(wide, wide, dtype=torch.float32, device=legal.device)
             t[:k, :k] = self.table.to(t)
             self._wide[key] = t
@@ -171,11 +179,12 @@ class Confusion(Channel):
 def _read_csv(path: str) -> Tensor:
     import numpy as np
 
-    for header in (0, 1):  # which a spreadsheet writes
+    for header in (0, 1):  # lines of names to skip: spreadsheets write one
         try:
             return torch.as_tensor(np.loadtxt(path, delimiter=",", ndmin=2, skiprows=header))
         except (OSError, ValueError) as problem:
-            said = "there is no such file" if isinstance(problem, FileNotFoundError) else str(problem).rstrip(".")
+            reason = "there is no such file" if isinstance(problem, FileNotFoundError) else str(problem).rstrip(".")
     raise UserError(
-        f"cannot read a confusion table from {path}: {said}; give a CSV file of numbers, one row an action, with or without a line of names"
+        f"cannot read a confusion table from {path}: {reason}; give a CSV file of numbers, one row per action, "
+        "with or without a line of names"
     )

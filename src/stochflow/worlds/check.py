@@ -19,11 +19,11 @@ from stochflow.types import Task
 from stochflow.worlds.env import Channel, Enumerable, Env
 
 ROOM = 1 << 22  # largest number of entries of an intermediate tensor
-EXACT = 1e-5  # what float32 probabilities may be off
+EXACT = 1e-5  # tolerance of float32 probabilities
 
 
 class Checked(NamedTuple):
-    """What a successful `check_env` has looked at."""
+    """What a successful `check_env` has covered."""
 
     states: int
     edges: int
@@ -34,7 +34,8 @@ class Checked(NamedTuple):
 def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0) -> Checked:
     """Proves that masks, `step`, `unstep`, `parents`, `features`, `horizon`, STOP and enumeration agree.
 
-    `samples` random walks are followed to their ends; an enumerable environment of at most `largest` states is checked whole.
+    `samples` random walks are followed to their ends; an enumerable environment of at most `largest` states is checked
+    whole.
     """
     _attributes(env)
     walks = _walks(env, samples, seed)  # [W, T+1, D]
@@ -45,7 +46,7 @@ def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0
     _freedom(env, walks)
     _ending(env, walks[:, -1])
     states = _list_states(env, walks, largest)
-    if states is None:
+    if states is None or not isinstance(env, Enumerable):
         return Checked(len(met), edges, False)
     edges = _all_edges(env, states)
     _enumeration(env, states, met)
@@ -53,7 +54,7 @@ def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0
 
 
 def _together(env: Env) -> int:
-    """How many states are looked at in one go."""
+    """How many states are checked at once."""
     return max(1, ROOM // (env.num_moves * env.state_dim))
 
 
@@ -92,7 +93,7 @@ def _expect(env: Env, name: str, value: Any, shape: tuple[int, ...], dtype: torc
 
 
 def _walks(env: Env, count: int, seed: int) -> Tensor:
-    """Random walks that stop only where they must, [W, T+1, D]; also what `initial` gives is checked here."""
+    """Random walks that stop only where they must, [W, T+1, D]; checks the shapes of `initial`, `moves` and `step`."""
     dice = torch.Generator().manual_seed(seed)
     state = env.initial((count,), _rows(env, count))
     _expect(env, "initial()", state, (count, env.state_dim), torch.int64)
@@ -111,7 +112,7 @@ def _walks(env: Env, count: int, seed: int) -> Tensor:
 
 
 def _freedom(env: Env, walks: Tensor) -> None:
-    """What `free` and `switched` promise, along the walks: rollouts and losses leave out what they make unnecessary."""
+    """Checks what `free` and `switched` promise, along the walks: rollouts and losses rely on it."""
     if not env.free:
         return
     for t in range(env.horizon):
@@ -119,20 +120,22 @@ def _freedom(env: Env, walks: Tensor) -> None:
         barred = ~env.moves(here).all(1)
         if bool(barred.any()):
             raise UserError(
-                f"{env!r} is free (objects take exactly {env.horizon} moves, all always legal), but at {_show(env, here[barred][0])} a move "
-                "is illegal: set free = False"
+                f"{env!r} is free (objects take exactly {env.horizon} moves, all always legal), "
+                f"but at {_show(env, here[barred][0])} a move is illegal: set free = False"
             )
         move = after[:, env.state_dim - env.horizon + t]
         if not torch.equal(after, env.step(here, move)):
             raise UserError(
-                f"{env!r} is free, but step {t}'s move does not become column {env.state_dim - env.horizon + t}: set free = False"
+                f"{env!r} is free, but step {t}'s move does not become column {env.state_dim - env.horizon + t}: "
+                "set free = False"
             )
         flag = env.switched(move, t)
         if flag is not None:
             change = env.features(after) - env.features(here)
             if not torch.equal(change, torch.nn.functional.one_hot(flag, change.shape[1]).to(change)):
                 raise UserError(
-                    f"switched() of {env!r} names one feature that step {t}'s move sets, but more changes: let it return None"
+                    f"switched() of {env!r} names one feature that step {t}'s move sets, but more changes: "
+                    "let it return None"
                 )
 
 
@@ -148,7 +151,8 @@ def _ending(env: Env, last: Tensor) -> None:
 def _beginning(env: Env, first: Tensor) -> None:
     if bool(env.complete(first).any()):
         raise UserError(
-            f"the initial {_show(env, first[0])} of {env!r} has nothing to decide: let moves() allow a move other than STOP"
+            f"the initial {_show(env, first[0])} of {env!r} has nothing to decide: "
+            "let moves() allow a move other than STOP"
         )
     came = env.parents(first)
     if bool(came.any()):
@@ -159,7 +163,7 @@ def _beginning(env: Env, first: Tensor) -> None:
 
 
 def _batch_dims(env: Env, states: Tensor) -> None:
-    """Leading dimensions are batch: one state, a row and a block must be treated alike."""
+    """Leading dimensions are batch: states [D], [6, D] and [2, 3, D] must be treated alike."""
     state = states[torch.arange(6) % len(states)]
     move = env.moves(state).to(torch.uint8).argmax(1)
     back = env.parents(state).to(torch.uint8).argmax(1)
@@ -179,17 +183,21 @@ def _batch_dims(env: Env, states: Tensor) -> None:
             one = call(state[0], move[0], back[0])
         except Exception as problem:
             raise UserError(
-                f"{name} of {env!r} fails ({type(problem).__name__}: {problem}) on states [2, 3, D] or on one state [D], though not on [6, D]: "
+                f"{name} of {env!r} fails ({type(problem).__name__}: {problem}) "
+                "on states [2, 3, D] or on one state [D], though not on [6, D]: "
                 "treat all leading dimensions as batch"
             ) from problem
         if block.shape != (2, 3, *row.shape[1:]) or one.shape != row.shape[1:]:
             raise UserError(
-                f"{name} of {env!r} gives shape {tuple(block.shape)} for states [2, 3, D] and {tuple(one.shape)} for one state [D], "
-                f"but {(2, 3, *row.shape[1:])} and {tuple(row.shape[1:])} are needed: treat all leading dimensions as batch"
+                f"{name} of {env!r} gives shape {tuple(block.shape)} for states [2, 3, D] "
+                f"and {tuple(one.shape)} for one state [D], "
+                f"but {(2, 3, *row.shape[1:])} and {tuple(row.shape[1:])} are needed: "
+                "treat all leading dimensions as batch"
             )
         if not (torch.equal(block.reshape(row.shape), row) and torch.equal(one, row[0])):
             raise UserError(
-                f"{name} of {env!r} depends on how states are batched, or on chance: make it a function of each state alone"
+                f"{name} of {env!r} depends on how states are batched, or on chance: "
+                "make it a function of each state alone"
             )
     for batch in ((), (2, 3)):
         rows = None if env.contexts is None else torch.zeros(batch, dtype=torch.long)
@@ -217,7 +225,8 @@ def _geometry(env: Env, state: Tensor, width: int) -> int:
     _expect(env, "parents()", came, (count, env.num_moves), torch.bool)
     if not seen.is_floating_point() or seen.shape != (count, width):
         raise UserError(
-            f"features() of {env!r} gives {tuple(seen.shape)} of {seen.dtype}, but ({count}, {width}) of floats is needed"
+            f"features() of {env!r} gives {tuple(seen.shape)} of {seen.dtype}, "
+            f"but ({count}, {width}) of floats is needed"
         )
     if not bool(seen.isfinite().all()):
         bad = state[(~seen.isfinite()).any(1)][0]
@@ -233,14 +242,16 @@ def _geometry(env: Env, state: Tensor, width: int) -> int:
         bad = came[:, env.stop].nonzero()
         if len(bad):
             raise UserError(
-                f"parents() of {_show(env, state[int(bad[0])])} contains STOP (move {env.stop}): STOP leads nowhere, leave it out"
+                f"parents() of {_show(env, state[int(bad[0])])} contains STOP (move {env.stop}): "
+                "STOP leads nowhere, leave it out"
             )
         stopped = env.step(state, torch.full((count,), env.stop))
         moved = (mask[:, env.stop] & ~_same(stopped, state)).nonzero()
         if len(moved):
             i = int(moved[0])
             raise UserError(
-                f"STOP (move {env.stop}) turns {_show(env, state[i])} into {stopped[i].tolist()}: STOP must leave the state as it is"
+                f"STOP (move {env.stop}) turns {_show(env, state[i])} into {stopped[i].tolist()}: "
+                "STOP must leave the state as it is"
             )
 
     # forwards: every legal move leads somewhere new, and the way back is known
@@ -285,22 +296,11 @@ def _geometry(env: Env, state: Tensor, width: int) -> int:
     to = state[here]
     origin = env.unstep(to, move_in)
     allowed = env.moves(origin).gather(1, move_in.unsqueeze(1)).squeeze(1)
-    fail(
-        ~allowed,
-        "parents() says that move {move} leads from {state} to {to}, but moves() forbids it there",
-        "drop it from parents(), or allow it in moves()",
-        origin,
-        move_in,
-        to,
-    )
-    fail(
-        ~_same(env.step(origin, move_in), to),
-        "parents() says that move {move} leads from {state} to {to}, but step() leads elsewhere",
-        "drop it from parents(), or correct unstep()",
-        origin,
-        move_in,
-        to,
-    )
+    edge = (origin, move_in, to)
+    claim = "parents() says that move {move} leads from {state} to {to}, "
+    fail(~allowed, claim + "but moves() forbids it there", "drop it from parents(), or allow it in moves()", *edge)
+    elsewhere = ~_same(env.step(origin, move_in), to)
+    fail(elsewhere, claim + "but step() leads elsewhere", "drop it from parents(), or correct unstep()", *edge)
     if env.tree and bool((came.sum(1) > 1).any()):
         bad = state[came.sum(1) > 1][0]
         raise UserError(
@@ -315,8 +315,8 @@ def _geometry(env: Env, state: Tensor, width: int) -> int:
 def _list_states(env: Env, walks: Tensor, largest: int) -> Tensor | None:
     """All states of an enumerable environment (of its first context); None where they are too many to list.
 
-    The number is not known before they are listed, so it is judged by the positions that `index` gives states on the
-    walks, unless the walks have so few branches that there cannot be many.
+    Their number is not known before they are listed, so it is estimated from `index` of the states on the walks, unless
+    the walks have so few branches that there cannot be many.
     """
     if not isinstance(env, Enumerable):
         return None
@@ -329,13 +329,14 @@ def _list_states(env: Env, walks: Tensor, largest: int) -> Tensor | None:
     listed = env.all_states(None if env.contexts is None else 0)
     if listed.ndim != 2 or listed.shape[1] != env.state_dim or listed.dtype != torch.int64:
         raise UserError(
-            f"all_states() of {env!r} gives {tuple(listed.shape)} of {listed.dtype}, but [N, {env.state_dim}] of torch.int64 is needed"
+            f"all_states() of {env!r} gives {tuple(listed.shape)} of {listed.dtype}, "
+            f"but [N, {env.state_dim}] of torch.int64 is needed"
         )
     return listed if len(listed) <= largest else None
 
 
-def _enumeration(env: Any, states: Tensor, met: Tensor) -> None:
-    """`all_states` and `index` against the states that moves really lead to."""
+def _enumeration(env: Enumerable, states: Tensor, met: Tensor) -> None:
+    """Checks `all_states` and `index` against the states that legal moves reach."""
     count = len(states)
     _, twins = states.unique(dim=0, return_inverse=True)
     if bool((twins.bincount() > 1).any()):
@@ -351,7 +352,8 @@ def _enumeration(env: Any, states: Tensor, met: Tensor) -> None:
     if len(wrong):
         i = int(wrong[0])
         raise UserError(
-            f"index() puts {_show(env, states[i])} at {int(place[i])}, but all_states() lists it at {i}: make the two agree"
+            f"index() puts {_show(env, states[i])} at {int(place[i])}, but all_states() lists it at {i}: "
+            "make the two agree"
         )
     if env.contexts is None:
         _listed(env, states, met, "a walk of legal moves leads to it")
@@ -367,7 +369,8 @@ def _enumeration(env: Any, states: Tensor, met: Tensor) -> None:
         if len(late):
             i = int(late[0])
             raise UserError(
-                f"all_states() lists {_show(env, child[i])} before {_show(env, part[here[i]])}, from which move {int(move[i])} leads to it: "
+                f"all_states() lists {_show(env, child[i])} before {_show(env, part[here[i]])}, "
+                f"from which move {int(move[i])} leads to it: "
                 "list parents before children"
             )
         entered += torch.bincount(to, minlength=count)
@@ -375,30 +378,33 @@ def _enumeration(env: Any, states: Tensor, met: Tensor) -> None:
     lost = (entered[1:] == 0).nonzero()
     if len(lost):
         raise UserError(
-            f"all_states() lists {_show(env, states[int(lost[0]) + 1])}, but no legal move leads to it: leave it out, or allow the move"
+            f"all_states() lists {_show(env, states[int(lost[0]) + 1])}, but no legal move leads to it: "
+            "leave it out, or allow the move"
         )
     depth = _longest(env, states)
     if depth != env.horizon:
         raise UserError(
-            f"horizon of {env!r} is {env.horizon}, but the longest way to a finished object takes {depth} moves: set it to {depth}"
+            f"horizon of {env!r} is {env.horizon}, but the longest way to a finished object takes {depth} moves: "
+            f"set it to {depth}"
         )
 
 
-def _listed(env: Any, states: Tensor, wanted: Tensor, why: str) -> Tensor:
-    """Positions of `wanted` in the list; a state that is not there is named."""
+def _listed(env: Enumerable, states: Tensor, wanted: Tensor, why: str) -> Tensor:
+    """Positions of `wanted` in the list; a UserError names a state that is not there."""
     place = env.index(wanted)
     inside = (place >= 0) & (place < len(states))
     there = inside & _same(states[place.clamp(0, len(states) - 1)], wanted)
     if not bool(there.all()):
         bad = wanted[~there][0]
         raise UserError(
-            f"{_show(env, bad)} is not where index() says ({int(place[~there][0])} of {len(states)}) in all_states(), but {why}: list it"
+            f"{_show(env, bad)} is not where index() says ({int(place[~there][0])} of {len(states)}) in all_states(), "
+            f"but {why}: list it"
         )
     return place
 
 
-def _longest(env: Any, states: Tensor) -> int:
-    """The longest number of moves from the first state, following whole layers; every state is listed and acyclic by now."""
+def _longest(env: Enumerable, states: Tensor) -> int:
+    """The longest number of moves from the first state, layer by layer; the list is known to be acyclic here."""
     layer, steps = states[:1], 0
     while True:
         here, move = env.real_moves(env.moves(layer)).nonzero(as_tuple=True)
@@ -413,13 +419,15 @@ def _longest(env: Any, states: Tensor) -> int:
 
 @torch.no_grad()
 def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) -> None:
-    """Proves that P(move | state, action) is a law on the legal moves, that each of them can happen, and that `marginal` and `arrivals` agree."""
+    """Proves that P(move | state, action) is a law on the legal moves and that each of them can happen.
+
+    `sample`, `marginal`, `arrivals` and `exact` must agree with it.
+    """
     dice = torch.Generator().manual_seed(seed)
     state = _walks(env, samples, seed).flatten(0, 1).unique(dim=0)
     state = state[~env.complete(state)]
-    state = state[torch.randperm(len(state), generator=dice)[: max(1, ROOM // env.num_moves**2)][:4096]].unsqueeze(
-        0
-    )  # [1, n, D]: a row of one seed
+    most = min(4096, max(1, ROOM // env.num_moves**2))
+    state = state[torch.randperm(len(state), generator=dice)[:most]].unsqueeze(0)  # [1, n, D]: one seed
     mask = env.moves(state)
     legal = env.real_moves(mask)
     memory = channel.begin(state)
@@ -431,7 +439,8 @@ def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) 
         log_p = channel.log_probs(state, legal, action, memory)
         if log_p.shape != legal.shape:
             raise UserError(
-                f"log_probs() of {channel!r} gives shape {tuple(log_p.shape)}, but {tuple(legal.shape)} is needed: one entry a move"
+                f"log_probs() of {channel!r} gives shape {tuple(log_p.shape)}, but {tuple(legal.shape)} is needed: "
+                "one entry per move"
             )
         p = log_p.double().exp()
         meant = legal[..., a]  # only legal actions are ever taken
@@ -454,15 +463,13 @@ def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) 
         if bool((off > EXACT).any()):
             i = int(off.flatten().argmax())
             raise UserError(
-                f"{channel!r}, action {a} at {_show(env, state[0, i])}: the probabilities of the moves sum to {float(total.flatten()[i]):.6g}, "
+                f"{channel!r}, action {a} at {_show(env, state[0, i])}: "
+                f"the probabilities of the moves sum to {float(total.flatten()[i]):.6g}, "
                 "not to 1: normalise them over `legal`"
             )
         if channel.exact:
-            fail(
-                meant & (p[..., a] < 1 - EXACT),
-                "`exact` is True, but something else may happen,",
-                "so set exact = False",
-            )
+            other = meant & (p[..., a] < 1 - EXACT)
+            fail(other, "`exact` is True, but something else may happen,", "so set exact = False")
         best = torch.where(meant.unsqueeze(-1), torch.maximum(best, log_p.to(best)), best)
         drawn = channel.sample(state, legal, action, memory)
         chance = p.gather(-1, drawn.clamp(0, env.num_moves - 1).unsqueeze(-1)).squeeze(-1)
@@ -475,41 +482,44 @@ def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) 
     if bool(never.any()):
         _, i, move = never.nonzero()[0].tolist()
         raise UserError(
-            f"{channel!r}: no action brings about move {move} at {_show(env, state[0, i])}, so what lies behind it is out of reach: "
+            f"{channel!r}: no action brings about move {move} at {_show(env, state[0, i])}, "
+            "so what lies behind it is out of reach: "
             "give the move a positive probability under some action, or make it illegal in the environment"
         )
     log_pi = masked_log_softmax(torch.randn(legal.shape, generator=dice), mask)
-    said = torch.where(legal, channel.marginal(state, legal, log_pi, memory).exp(), 0)
-    meant_law = torch.where(legal, Channel.marginal(channel, state, legal, log_pi, memory).exp(), 0)
-    gap = (said - meant_law).abs().amax(-1)
+    found = torch.where(legal, channel.marginal(state, legal, log_pi, memory).exp(), 0)
+    wanted = torch.where(legal, Channel.marginal(channel, state, legal, log_pi, memory).exp(), 0)
+    gap = (found - wanted).abs().amax(-1)
     if not bool((gap <= EXACT).all()):
         i = int(gap.nan_to_num(math.inf).argmax())
         raise UserError(
-            f"marginal() of {channel!r} is off by {float(gap[0, i]):.3g} from the sum of log_probs() over actions at {_show(env, state[0, i])}: "
+            f"marginal() of {channel!r} is off by {float(gap[0, i]):.3g} from the sum of log_probs() over actions at "
+            f"{_show(env, state[0, i])}: "
             "correct it, or leave it out and the sum is taken for you"
         )
     for move in range(env.num_moves):
         happened = torch.full(state.shape[:-1], move)
         may = legal & legal[..., move : move + 1]
-        said, meant_law = (
-            f(state, legal, happened, memory) for f in (channel.arrivals, lambda *x: Channel.arrivals(channel, *x))
-        )
-        if said.shape != legal.shape:
+        found = channel.arrivals(state, legal, happened, memory)
+        wanted = Channel.arrivals(channel, state, legal, happened, memory)
+        if found.shape != legal.shape:
             raise UserError(
-                f"arrivals() of {channel!r} gives shape {tuple(said.shape)}, but {tuple(legal.shape)} is needed: one entry an action"
+                f"arrivals() of {channel!r} gives shape {tuple(found.shape)}, but {tuple(legal.shape)} is needed: "
+                "one entry per action"
             )
-        gap = torch.where(may, (said.exp() - meant_law.exp()).abs(), 0).amax(-1)
+        gap = torch.where(may, (found.exp() - wanted.exp()).abs(), 0).amax(-1)
         if not bool((gap <= EXACT).all()):
             i = int(gap.nan_to_num(math.inf).argmax())
             raise UserError(
-                f"arrivals() of {channel!r} is off by {float(gap[0, i]):.3g} from log_probs() for move {move} at {_show(env, state[0, i])}: "
-                "correct it, or derive from a channel that does not define it, and log_probs() is asked for you"
+                f"arrivals() of {channel!r} is off by {float(gap[0, i]):.3g} from log_probs() for move {move} at "
+                f"{_show(env, state[0, i])}: "
+                "correct it, or derive from a channel that does not define it: log_probs() is then called for you"
             )
 
 
 @torch.no_grad()
 def check_oracle(task: Task, samples: int = 16, seed: int = 0) -> None:
-    """Asks the oracle about a few finished objects and proves that scores and log-rewards are finite and one a state."""
+    """Scores a few finished objects and proves that each has one finite score and one finite log-reward."""
     env = task.env
     walks = _walks(env, samples, seed)
     final = walks[:, -1]
@@ -525,26 +535,14 @@ def check_oracle(task: Task, samples: int = 16, seed: int = 0) -> None:
         raise
     except Exception as problem:
         raise UserError(
-            f"the oracle failed on {_show(env, state[0, 0])} and {state.shape[1] - 1} more: {type(problem).__name__}: {problem}; "
+            f"the oracle failed on {_show(env, state[0, 0])} and {state.shape[1] - 1} more: {type(problem).__name__}: "
+            f"{problem}; "
             "it must score every object that can be built"
         ) from problem
-    _scores(
-        env,
-        state,
-        score,
-        "the oracle",
-        "give one number for each state of a batch [..., D]",
-        "it must give a finite score to every object",
-    )
-    reward = task.reward(score, state, None)
-    _scores(
-        env,
-        state,
-        reward,
-        "the reward",
-        "give one log-reward a score",
-        "the log-reward must be finite (a floor above 0 keeps the log of it so)",
-    )
+    shape = "give one number for each state of a batch [..., D]"
+    _scores(env, state, score, "the oracle", shape, "it must give a finite score to every object")
+    finite = "the log-reward must be finite (a floor above 0 keeps the log of it so)"
+    _scores(env, state, task.reward(score, state, None), "the reward", "give one log-reward per score", finite)
 
 
 def _scores(env: Env, state: Tensor, value: Any, who: str, shape_remedy: str, remedy: str) -> None:
@@ -552,7 +550,8 @@ def _scores(env: Env, state: Tensor, value: Any, who: str, shape_remedy: str, re
     if not isinstance(value, Tensor) or value.shape != state.shape[:-1]:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
         raise UserError(
-            f"{who} gives {got} for {tuple(state.shape[:-1])} states, one of them {_show(env, state[0, 0])}: {shape_remedy}"
+            f"{who} gives {got} for {tuple(state.shape[:-1])} states, one of them {_show(env, state[0, 0])}: "
+            f"{shape_remedy}"
         )
     bad = ~value.isfinite()
     if bool(bad.any()):

@@ -12,9 +12,9 @@ from stochflow.worlds.env import Enumerable, Env
 
 
 class Conditioned(Enumerable):
-    """States are [row | inner state]; `contexts` [R, ...] holds what row r stands for and stays out of the state.
+    """States are [row | inner state]; `contexts` [R, ...] holds the values of row r and stays out of the state.
 
-    The policy encodes contexts[row] once a batch; oracle and reward find their target by the row.
+    The policy encodes contexts[row] once per batch; oracle and reward find their target by the row.
     """
 
     def __init__(self, inner: Env, contexts: Tensor):
@@ -33,6 +33,7 @@ class Conditioned(Enumerable):
         self.free = inner.free and same
 
     def _with(self, state: Tensor, inner: Tensor) -> Tensor:
+        """The inner state under the condition of `state`."""
         return torch.cat([state[..., :1], inner], -1)
 
     def initial(self, batch, row=None):
@@ -56,10 +57,13 @@ class Conditioned(Enumerable):
 
     @property
     def decode(self) -> Callable[[Tensor], list[str]]:
-        """States to the texts of what they build, the condition left out; there is none (as for `hasattr`) where the inner has no
-        readable letters: a grid has no letters, and the bins of a series are numbers."""
+        """States to texts, without the condition.
+
+        The attribute is missing, as `hasattr` sees it, where the inner environment has no printable letters: a grid has
+        none, and the bins of a series are numbers.
+        """
         if not hasattr(self.inner, "decode") or not getattr(self.inner, "alphabet", "a").isprintable():
-            raise AttributeError(f"{self.inner!r} builds nothing that can be read as text")
+            raise AttributeError(f"{self.inner!r} has no text form")
         read = self.inner.decode
         return lambda state: read(state[..., 1:])
 

@@ -21,8 +21,9 @@ class Env(ABC):
     horizon: int  # T, the longest number of real decisions
     stop: int | None = None  # which move is STOP; None: objects end when they are full
     tree: bool = False  # True: every state but the first has exactly one parent
-    free: bool = False  # True: objects take exactly T moves, all of them always legal, and step t's move becomes column D - T + t
-    contexts: Tensor | None = None  # [R, ...] real-valued conditioning, one row a context
+    # True: objects take exactly T moves, all of them always legal, and step t's move becomes column D - T + t
+    free: bool = False
+    contexts: Tensor | None = None  # [R, ...] real-valued conditioning, one row per context
 
     @abstractmethod
     def initial(self, batch: tuple[int, ...], row: Tensor | None = None) -> Tensor:
@@ -46,14 +47,17 @@ class Env(ABC):
 
     @abstractmethod
     def features(self, state: Tensor) -> Tensor:
-        """A float vector a state [..., F], for networks."""
+        """A float vector per state [..., F], the input of networks."""
 
     def switched(self, move: Tensor, t: int | Tensor) -> Tensor | None:
-        """Of a free environment: the feature that step t's move sets from 0 to 1, where that is all it changes; None: it is not."""
+        """Of a free environment: the number [...] of the one feature that step t's move changes, from 0 to 1.
+
+        None: a move changes more than that.
+        """
         return None
 
     def real_moves(self, mask: Tensor) -> Tensor:
-        """A mask of moves without STOP: what channels see, and whether anything is left to decide."""
+        """A mask of moves [..., M] without STOP, as channels take it."""
         if self.stop is None:
             return mask
         return mask & but(self.num_moves, self.stop, mask.device)
@@ -78,16 +82,15 @@ class Enumerable(Env):
         """N, without listing them where a formula knows."""
         return len(self.all_states())
 
-    index_stays: bool = (
-        False  # True: `index` asks the host for nothing after its first call, so it may be recorded on a GPU
-    )
+    # True: `index` copies nothing from the host after its first call, so a CUDA graph may record it
+    index_stays: bool = False
 
     def early_count(self, steps: int) -> int:
-        """How many of the first states, in that order, hold all that are met before `steps` moves were made."""
+        """n such that the first n of `all_states` hold every state that fewer than `steps` moves can reach."""
         return self.count()
 
     def early_states(self, steps: int) -> Tensor:
-        """Those states, [n, D]."""
+        """The first `early_count(steps)` states, [n, D]."""
         return self.all_states()
 
 
@@ -98,7 +101,7 @@ class Channel(ABC):
     in rollout, evaluate and exact. A channel whose law depends on the past keeps it in `memory`.
     """
 
-    exact: bool = False  # True: what is intended happens, always
+    exact: bool = False  # True: no noise, the move is always the action
 
     @abstractmethod
     def log_probs(self, state: Tensor, legal: Tensor, action: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -132,7 +135,7 @@ class Channel(ABC):
 
 
 def numbers(env: Env) -> bool:
-    """Whether states have numbers, of 64 bits, by a formula: to list them all would cost more than it saves."""
+    """Whether a formula numbers the states in 64 bits; to list them all would cost more than the numbers save."""
     return (
         isinstance(env, Enumerable)
         and env.contexts is None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.ops import arange
+from stochflow.ops import PerDevice, arange
 from stochflow.worlds.env import Enumerable
 
 
@@ -79,24 +79,20 @@ class Corners:
         self.side, self.base = side, base
         n = side - 1
         d = (2 * torch.arange(side) - n).abs()
-        self._bands = (
-            (2 * d > n).long() + ((5 * d > 3 * n) & (5 * d < 4 * n)),
-            torch.tensor([base, base + 0.5, base + 2.5]),
-        )
-        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        bands = (2 * d > n).long() + ((5 * d > 3 * n) & (5 * d < 4 * n))
+        self._tables = PerDevice(bands, torch.tensor([base, base + 0.5, base + 2.5]))
 
     def _band(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """[...] 2 on the bright cells, which lie on the plateaus, 1 on the rest of those, else 0; and what each pays. Of all coordinates the dullest counts."""
-        if state.device not in self._tables:
-            with torch.inference_mode(False):
-                bands, pays = self._bands
-                self._tables[state.device] = (bands.to(state.device), pays.to(state.device))
-        bands, pays = self._tables[state.device]
-        return bands[state].amin(-1), pays
+        """The band of each state, [...], and the reward of each band, [3].
+
+        Band 2 is the bright cells, 1 the rest of the plateaus, 0 all else: the lowest among the coordinates.
+        """
+        bands, rewards = self._tables(state.device)
+        return bands[state].amin(-1), rewards
 
     def __call__(self, state: Tensor) -> Tensor:
-        band, pays = self._band(state)
-        return pays[band]
+        band, rewards = self._band(state)
+        return rewards[band]
 
     def modes(self, state: Tensor) -> Tensor:
         """[...] True on the bright cells."""

@@ -1,8 +1,8 @@
-"""Worlds whose noise remembers: the law of the next move depends on what the agent meant before, or on a regime it cannot see.
+"""Channels with memory: the law of the next move depends on earlier actions, or on a hidden regime.
 
 A memory of realised moves alone would be a function of the state and need no channel of its own. Both memories here are
-sufficient: given (state, action, memory) the next move depends on nothing else of the past, so the law stays exact
-(`exact_memory`). A step whose action is unknown (-1) leaves no trace: nobody saw whether it was overruled.
+sufficient: given (state, action, memory) the next move is independent of the rest of the past, so the law stays
+exact (`exact_memory`). A step whose action is unknown (-1) does not change the memory.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from stochflow.worlds.env import Channel, Env
 
 
 class Fatigue(Channel):
-    """Slip whose probability grows with how often the agent was overruled: min(limit, alpha + growth * times).
+    """Slip whose probability grows with the number of slips so far: min(limit, alpha + growth * slips).
 
     The memory is that number, [..., 1].
     """
 
     def __init__(self, alpha: float = 0.1, growth: float = 0.3, limit: float = 0.9):
-        self.alpha, self.limit = Slip(alpha).alpha, Slip(limit).alpha  # either is a probability
+        self.alpha, self.limit = Slip(alpha).alpha, Slip(limit).alpha  # checked as probabilities
         if growth < 0 or alpha > limit:
             raise UserError(
-                f"fatigue grows from alpha = {alpha} by growth = {growth} up to limit = {limit}: give growth >= 0 and alpha <= limit"
+                f"fatigue grows from alpha = {alpha} by growth = {growth} up to limit = {limit}: "
+                "give growth >= 0 and alpha <= limit"
             )
         self.growth = float(growth)
 
@@ -52,7 +53,7 @@ class Fatigue(Channel):
         return torch.where(legal & (p > 0), p.clamp(min=1e-30).log(), NEG)
 
     def _slip(self, memory: Tensor | None) -> Tensor | float:
-        """[..., 1] the present probability of a slip; without a memory, that of a fresh world."""
+        """The present probability of a slip, [..., 1]; alpha without a memory."""
         if memory is None:
             return self.alpha
         return (self.alpha + self.growth * memory.float()).clamp(max=self.limit)
@@ -62,10 +63,10 @@ class Fatigue(Channel):
 
 
 class Regime(Channel):
-    """A hidden regime that switches: each regime is a channel of its own, kept from step to step with probability `stay`.
+    """A hidden regime that switches: each regime is a channel, kept from step to step with probability `stay`.
 
-    The memory is the belief [..., R] over the regime that rules the next step, by Bayes' rule from actions and moves. To draw
-    from the belief and then update it is the same law, step by step, as to draw the regime itself.
+    The memory is the belief [..., R] over the regime of the next step, by Bayes' rule from actions and moves. Drawing
+    moves by the belief and then updating it gives the same law, step by step, as drawing the regime itself.
     """
 
     def __init__(self, env: Env, channels: Sequence[Channel], stay: float = 0.9, start: Sequence[float] | None = None):
@@ -77,7 +78,7 @@ class Regime(Channel):
         count = len(self.channels)
         self.start = [1 / count] * count if start is None else [float(p) for p in start]
         if len(self.start) != count or min(self.start) < 0 or abs(sum(self.start) - 1) > 1e-6:
-            raise UserError(f"start = {self.start} must be {count} probabilities that sum to 1, one a regime")
+            raise UserError(f"start = {self.start} must be {count} probabilities that sum to 1, one per regime")
 
     def begin(self, state):
         return torch.stack([torch.full_like(state[..., 0], p, dtype=torch.float64) for p in self.start], -1)
@@ -89,16 +90,12 @@ class Regime(Channel):
 
     def remember(self, memory, state, action, move):
         assert memory is not None
-        met = (
-            action >= 0 if self.env.stop is None else (action >= 0) & (action != self.env.stop)
-        )  # an action that met the noise
-        every = self._each(state, self.env.real_moves(self.env.moves(state)), torch.where(met, action, 0))
-        said = pick(
-            every, move.unsqueeze(-1).expand(every.shape[:-1])
-        ).exp()  # [..., R] what each regime gave to what happened
-        weight = memory * said
+        noisy = action >= 0 if self.env.stop is None else (action >= 0) & (action != self.env.stop)  # STOP is exact
+        every = self._each(state, self.env.real_moves(self.env.moves(state)), torch.where(noisy, action, 0))
+        likelihood = pick(every, move.unsqueeze(-1).expand(every.shape[:-1])).exp()  # [..., R]
+        weight = memory * likelihood
         total = weight.sum(-1, keepdim=True)
-        seen = torch.where(met.unsqueeze(-1) & (total > 0), weight / total.clamp(min=1e-300), memory)
+        seen = torch.where(noisy.unsqueeze(-1) & (total > 0), weight / total.clamp(min=1e-300), memory)
         leave = (1 - self.stay) / (len(self.channels) - 1)
         return leave + (self.stay - leave) * seen
 

@@ -2,8 +2,8 @@
 
 Windows, scales and targets stay in tables; the state holds a row number, and the oracle finds its target by it.
     R windows    W steps of a window    L horizon    F real features (the series first)    G categories    K bins
-Everything that scales a window is computed from that window, and the least scale from all that came before its end,
-so nothing after its end can leak into it.
+The scale of a window is computed from that window, and its lower bound from all that came before its end, so values
+after its end cannot leak into it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from stochflow.errors import UserError
+from stochflow.ops import PerDevice
 from stochflow.worlds.conditioned import Conditioned
 from stochflow.worlds.strings import BYTES, Strings
 
-FAR = 20.0  # scaled inputs are cut here: one wild reading must not blow up a network
-FLAT = 0.1  # least scale of a window, in units of the spread of all changes before its end
+FAR = 20.0  # scaled inputs are clipped here: an outlier must not dominate a network
+FLAT = 0.1  # least scale of a window, in standard deviations of all changes before its end
 
 
 # bins ---------------------------------------------------------------------------------------------------------------
@@ -54,8 +55,8 @@ class Bins:
         """The value a bin stands for; a bin beyond the end stands half a width beyond it."""
         return (index - 0.5) * self.width - self.limit
 
-    def spread(self, index: Tensor) -> Tensor:
-        """A value drawn uniformly from each bin: what a sample of the forecast is."""
+    def draw(self, index: Tensor) -> Tensor:
+        """A value drawn uniformly from each bin, [...]."""
         return self.centre(index) + (torch.rand(index.shape, device=index.device) - 0.5) * self.width
 
 
@@ -73,21 +74,9 @@ class Track(NamedTuple):
     static: np.ndarray  # [Q]
     static_categories: np.ndarray  # [H] int64
 
-    def upto(self, count: int) -> Track:
-        """The first `count` rows."""
-        return Track(
-            self.name,
-            self.time[:count],
-            self.y[:count],
-            self.real[:count],
-            self.categories[:count],
-            self.static,
-            self.static_categories,
-        )
-
 
 class Windows(NamedTuple):
-    """R windows and what followed them, scaled."""
+    """R windows and the values that followed them, scaled."""
 
     values: Tensor  # [R, W, F] 0 where missing
     seen: Tensor  # [R, W, F] bool
@@ -115,11 +104,12 @@ LOCATIONS = ("mean", "last", "seasonal", "shifted")
 
 @dataclass(frozen=True)
 class Cut:
-    """How windows are cut out of a series, and around what their future is centred:
+    """How windows are cut out of a series, and around which location their future is centred.
 
-    `mean` of the window; its `last` value; the value one `seasonal` period earlier, plus the window's mean change a period;
-    or that value `shifted` by the change since one period before the end. Scales are the window's own spread about it, but no less
-    than a tenth of that of the changes a period over the whole past: a window that happens to be flat says little about the next steps.
+    `mean` of the window; its `last` value; the value one `seasonal` period earlier, plus the window's mean change per
+    period; or that value `shifted` by the change since one period before the end. The scale is the window's standard
+    deviation about its location, and at least a tenth of that of the changes per period over the whole past: a window
+    that happens to be flat would make the scale too small for the next steps.
     """
 
     window: int
@@ -132,9 +122,7 @@ class Cut:
         if self.horizon < 1:
             raise UserError(f"a horizon of {self.horizon} steps forecasts nothing: give a horizon of at least 1")
         if self.window < 2:
-            raise UserError(
-                f"a window of {self.window} steps says nothing about the spread: give a window of at least 2"
-            )
+            raise UserError(f"a window of {self.window} steps has no standard deviation: give a window of at least 2")
         if self.location not in LOCATIONS:
             raise UserError(f"there is no location {self.location!r}: take one of {', '.join(LOCATIONS)}")
 
@@ -172,12 +160,14 @@ class Cut:
         )
 
     def _one(self, track: Track, end: int) -> tuple[np.ndarray, ...]:
+        """One row of `Windows`, field by field."""
         past = slice(end - self.window, end)
         time, y = track.time[past], track.y[past]
         have = np.isfinite(y)
         if not have.any():
             raise UserError(
-                f"series {track.name!r} has no value at all in the {self.window} steps before row {end}: lengthen --window or fill it"
+                f"series {track.name!r} has no value at all in the {self.window} steps before row {end}: "
+                "lengthen --window or fill it"
             )
         ahead = track.time[end : end + self.horizon] - time[-1]
         if len(ahead) < self.horizon:  # beyond the data: the next steps of the frequency
@@ -220,7 +210,7 @@ class Cut:
         )
 
     def _ever(self, past: np.ndarray) -> float:
-        """Spread of the changes a period, in rows, over all of the past."""
+        """Standard deviation of the changes per period, in rows, over all of the past."""
         lag = min(max(1, round(self.season)), len(past) - 1)
         change = past[lag:] - past[:-lag]
         change = change[np.isfinite(change)]
@@ -233,7 +223,7 @@ class Cut:
 
 
 class _Level:
-    """Where a window's future is expected before anything is learned, from the values that were seen."""
+    """The location and scale of a window's future before any training, from the values that were seen."""
 
     def __init__(self, time: np.ndarray, y: np.ndarray, season: float):
         self.time, self.y, self.season = time, y, season
@@ -242,6 +232,7 @@ class _Level:
         self.drift = float(self.change.mean()) if len(self.change) else 0.0
 
     def at(self, time: np.ndarray) -> np.ndarray:
+        """The series at any times, by linear interpolation."""
         return np.interp(time, self.time, self.y)
 
     def changes(self, time: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -252,18 +243,18 @@ class _Level:
     def about(self, kind: str, ahead: np.ndarray, horizon: int) -> tuple[np.ndarray, float]:
         """Location [L] and scale of the times `ahead`."""
         if kind == "mean":
-            location, spread = np.full(len(ahead), self.y.mean()), self.y.std()
+            location, scale = np.full(len(ahead), self.y.mean()), self.y.std()
         elif kind == "last" or len(self.change) < 2:
-            location, spread = np.full(len(ahead), self.y[-1]), _lagged(self.y, horizon)
+            location, scale = np.full(len(ahead), self.y[-1]), _lagged(self.y, horizon)
         else:
             periods = np.ceil((ahead - self.time[-1]) / self.season - 1e-9).clip(min=1)
             earlier = self.at(ahead - periods * self.season)
             if kind == "seasonal":
-                location, spread = earlier + periods * self.drift, self.change.std()
+                location, scale = earlier + periods * self.drift, self.change.std()
             else:
-                location, spread = earlier + periods * self.change[-1], _lagged(self.change, horizon)
+                location, scale = earlier + periods * self.change[-1], _lagged(self.change, horizon)
         floor = 1e-6 * max(1.0, float(np.abs(self.y).max())) + 1e-2 * float(self.y.std())
-        return location, max(float(spread), floor)
+        return location, max(float(scale), floor)
 
 
 def _lagged(x: np.ndarray, horizon: int) -> float:
@@ -273,12 +264,12 @@ def _lagged(x: np.ndarray, horizon: int) -> float:
 
 
 def _standardised(x: np.ndarray) -> np.ndarray:
-    """Each column by the mean and spread of what was seen of it in this window; NaN stays NaN."""
+    """Each column [n, F-1] by the mean and standard deviation of its seen values in this window; NaN stays NaN."""
     seen = np.isfinite(x)
     count = seen.sum(0).clip(min=1)
     mean = np.where(seen, x, 0).sum(0) / count
-    spread = np.sqrt(np.where(seen, (x - mean) ** 2, 0).sum(0) / count)
-    return (x - mean) / np.where(spread > 1e-9, spread, 1.0)
+    std = np.sqrt(np.where(seen, (x - mean) ** 2, 0).sum(0) / count)
+    return (x - mean) / np.where(std > 1e-9, std, 1.0)
 
 
 # environment --------------------------------------------------------------------------------------------------------
@@ -294,11 +285,10 @@ class Series(Conditioned):
         self.windows, self.bins = windows, bins
         self.sizes, self.static_sizes = tuple(sizes), tuple(static_sizes)
         super().__init__(Strings(BYTES[: bins.count], windows.target.shape[1]), self._dense())
-        self._truth = bins.index(windows.target)
-        self._moved: dict[torch.device, Tensor] = {}
+        self._truth = PerDevice(bins.index(windows.target))
 
     def _dense(self) -> Tensor:
-        """Everything a row holds as one vector, [R, N], for encoders that want no structure."""
+        """All fields of a window as one vector, [R, N], for encoders that use no structure."""
         w = self.windows
         rows = len(w.scale)
         parts = [w.values, w.seen.float(), w.age.unsqueeze(-1) / w.age.shape[1], w.phase]
@@ -308,7 +298,7 @@ class Series(Conditioned):
         return torch.cat([x.reshape(rows, -1) for x in flat], 1)
 
     def features(self, state: Tensor) -> Tensor:
-        """Where in the forecast, the scaled values so far, and the last bin: [..., L + L + K]."""
+        """The step (one-hot), the scaled values so far, and the last bin (one-hot): [..., L + L + K]."""
         chosen = state[..., 1:]
         size, k = self.inner.lengths(chosen), self.num_moves  # type: ignore[attr-defined]
         values = torch.where(chosen < k, self.bins.centre(chosen.float()) / self.bins.limit, 0)
@@ -319,21 +309,19 @@ class Series(Conditioned):
 
     def truth(self, row: Tensor) -> Tensor:
         """The bins that really followed, [..., L]."""
-        if row.device not in self._moved:
-            self._moved[row.device] = self._truth.to(row.device)
-        return self._moved[row.device][row]
+        return self._truth(row.device)[0][row]
 
-    def values(self, state: Tensor, spread: bool = False) -> Tensor:
-        """The forecast of finished states in scaled units, [..., L]: bin centres, or a draw from each bin."""
+    def values(self, state: Tensor, draw: bool = False) -> Tensor:
+        """The forecast of finished states in scaled units, [..., L]: bin centres, or values drawn from the bins."""
         chosen = state[..., 1:]
-        return self.bins.spread(chosen) if spread else self.bins.centre(chosen.float())
+        return self.bins.draw(chosen) if draw else self.bins.centre(chosen.float())
 
     def __repr__(self) -> str:
         return f"Series({len(self.windows.scale)} windows, {self.bins.count} bins, horizon {self.horizon})"
 
 
 class Nearness:
-    """Oracle: minus the mean over the horizon of |v(x_h) - y_h|^power / sigma_h^power, the target found by the state's row.
+    """Oracle: minus the mean over the horizon of |v(x_h) - y_h|^power / sigma_h^power, with y the target of the row.
 
     power 2 is the mean squared error, power 1 the mean absolute one. With `Linear(beta)` this is log R.
     """
@@ -347,11 +335,9 @@ class Nearness:
         self.sigma = torch.ones(env.horizon) if sigma is None else sigma.float()
         if not bool((self.sigma > 0).all()):
             raise UserError("every sigma_h must be above 0: errors are measured in units of it")
-        self._moved: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._constants = PerDevice(env.windows.target, self.sigma)
 
     def __call__(self, state: Tensor) -> Tensor:
-        if state.device not in self._moved:
-            self._moved[state.device] = (self.env.windows.target.to(state.device), self.sigma.to(state.device))
-        target, sigma = self._moved[state.device]
+        target, sigma = self._constants(state.device)
         off = (self.env.values(state) - target[state[..., 0]]) / sigma
         return -(off.abs() if self.power == 1 else off.square()).mean(-1)

@@ -43,10 +43,8 @@ class Strings(Enumerable):
         self.num_moves = self.tokens + (self.stop is not None)
         self.horizon = length
         same = all(getattr(type(self), name) is getattr(Strings, name) for name in ("initial", "moves", "step"))
-        self.free = (
-            self.stop is None and same
-        )  # whoever forbids letters, or writes them elsewhere, is asked at every step
-        self._places: dict[torch.device, Tensor] = {}  # one a device: a recorded iteration holds on to its own
+        self.free = self.stop is None and same  # not for a subclass that forbids letters or writes them elsewhere
+        self._places: dict[torch.device, Tensor] = {}  # one per device, kept: recorded iterations point to it
         self._code = {letter: i for i, letter in enumerate(alphabet)}
 
     # geometry ---------------------------------------------------------------------------------------------------
@@ -105,7 +103,7 @@ class Strings(Enumerable):
         return torch.cat(levels)
 
     def index(self, state: Tensor) -> Tensor:
-        """Strings by length, then alphabet, are the nodes of a K-ary heap: index = sum_j (token_j + 1) K^(size - 1 - j)."""
+        """Strings by length, then alphabet, form a K-ary heap: index = sum_j (token_j + 1) K^(size - 1 - j), [...]."""
         if state.device not in self._places:
             back = torch.arange(self.length + 1).unsqueeze(1) - 1 - torch.arange(self.length)
             self._places[state.device] = torch.where(back >= 0, self.tokens ** back.clamp(min=0), 0).to(state.device)
@@ -121,7 +119,7 @@ class Strings(Enumerable):
     # text -------------------------------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """Texts to states [N, D]; a foreign letter or a wrong length is named."""
+        """Texts to states [N, D]; a UserError names a foreign letter or a wrong length."""
         rows = []
         for i, text in enumerate(texts):
             if len(text) > self.length or (self.min_length is None and len(text) != self.length):
@@ -130,13 +128,14 @@ class Strings(Enumerable):
             for place, letter in enumerate(text):
                 if letter not in self._code:
                     raise UserError(
-                        f"sequence {i} ({text[:40]!r}) has the letter {letter!r} at position {place}, which is not in the alphabet {self.alphabet!r}"
+                        f"sequence {i} ({text[:40]!r}) has the letter {letter!r} at position {place}, "
+                        f"which is not in the alphabet {self.alphabet!r}"
                     )
             rows.append([self._code[c] for c in text] + [self.pad] * (self.length - len(text)))
         return torch.tensor(rows, dtype=torch.long).reshape(len(texts), self.length)
 
     def decode(self, state: Tensor) -> list[str]:
-        """States [..., D], flattened, to texts."""
+        """The texts of states [..., D], as one flat list."""
         letters = [*self.alphabet, ""]
         return ["".join(letters[t] for t in row) for row in state.reshape(-1, self.length).tolist()]
 

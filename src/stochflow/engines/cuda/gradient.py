@@ -1,279 +1,313 @@
-"""The gradient of trajectory and detailed balance in four GPU kernels, from what a rollout kept of the network (`rollout_kernel.Trace`).
+"""The gradient of trajectory and detailed balance in four kernels, from the activations of a traced walk.
 
-    residuals   (residuals.cu) log-probabilities, residuals, what they say to every output of the network; which states were reached
-    back        (back.cu) through the head, then through the second layer: what is said to their inputs
-    weights     (weights.cu) sums over the states, and for large alphabets letters.cu
+    residuals         log-probabilities, residuals, gradients of every output of the network; which states were reached
+    backward          through the head, then through the second layer: gradients of their inputs
+    weight_gradients  sums over the states, and for large alphabets letter_gradients
 
-The network is not asked again, states that were never reached cost nothing, and states that many share are there once. The same as
-`evaluate`, the objectives and autograd, which a small batch keeps busy with hundreds of kernels of a microsecond; where these serve
-(`fits`), tests hold one to the other. Products are three in TF32 on tensor cores, which is nearly as exact as float32.
+There is no second forward pass, states that were never reached cost no time, and shared states are there once. The result is
+that of `evaluate`, the objectives and autograd, which launch hundreds of small kernels. Products are three of TF32 on tensor
+cores, nearly as exact as float32.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stochflow.engines.cuda import driver as cuda_source
-from stochflow.engines.cuda import walk as rollout_kernel
-from stochflow.engines.cuda.walk import Trace
-from stochflow.engines.numba.gradient import plain
-from stochflow.learn.objectives import DetailedBalance, Objective
-from stochflow.nets.lookup import _LookupTrunk, inner_mlp
-from stochflow.types import Judged, Task, Trajectories
-from stochflow.worlds.strings import Strings
+from stochflow.engines.base import Job, Residuals, Rewards, Walk
+from stochflow.engines.cuda.driver import Kernel, kernel, shared_memory
+from stochflow.engines.cuda.walk import (
+    SMALL_HEAD,
+    Activations,
+    CudaTrace,
+    Network,
+    lowered,
+    network,
+    traced_rows,
+    world_defines,
+)
+from stochflow.engines.flat import FlatParameters
+from stochflow.engines.lower import Lowered
+from stochflow.learn.objectives import MARGINAL, DetailedBalance, TrajectoryBalance
+from stochflow.nets.policy import Policy
 
 # Sizes by trial on an H200.
 MOST_STATES = 1 << 19  # of a batch, reached or not
 MOST_BATCH = 8192
 MOST_STEPS = 512  # a thread each
 LEAST_WIDTH = 32
-BLOCK, DEPTH = 64, 32  # inputs and outputs of a block of threads, and how much is multiplied at a time
-STAGES = 3  # how many such lots are on their way;
-MOST_STAGES = 9  # of smaller blocks: there is room for everything at once
-MANY_BLOCKS = 160  # of `back`; where there would be fewer, they are half as large, to spread over the chip
-REACHED = 8  # of so many states about one is reached, where trajectories end as they like,
-ROOM = 528  # and so many blocks are started at least
-PROGRAMS, SHARE = 528, 32  # blocks of threads, all together, and the states of one of `weights` at least
+BLOCK, DEPTH = 64, 32  # inputs and outputs of a tile, and how much is multiplied at a time
+STAGES = 3  # copies in flight;
+MOST_STAGES = 9  # of small tiles: everything at once
+MANY_BLOCKS = 160  # of `backward`; where there would be fewer, tiles are half as large, to fill the device
+REACHED = 8  # about one of so many states is reached, where trajectories may end early,
+LEAST_BLOCKS = 528  # and at least so many blocks are started
+PROGRAMS, SHARE = 528, 32  # blocks of `weight_gradients`, all together, and states of one at least
 FEW_STATES = 1536  # of a seed
-MANY_FEATURES = 128  # of strings: above, the letters of each trajectory are added one by one
-TOGETHER = 64  # threads a block of `residuals`, where a trajectory needs fewer
-MOST_WARPS = 16  # a trajectory, where a state takes a warp
+MANY_FEATURES = 128  # of worlds that append: above, the letters of each trajectory are added one by one
+TOGETHER = 64  # threads per block of `residuals`, where a trajectory needs fewer
+MOST_WARPS = 16  # per trajectory, where a state takes a warp
+STAGED = 4 * STAGES * 2 * DEPTH * (BLOCK + 8)  # bytes of shared memory of `weight_gradients`
 
 
-def fits(task: Task, policy: Any, dynamics: Any, objective: Objective, batch: int) -> bool:
-    """Whether these kernels compute this objective's gradient for this network, and can be had."""
-    if not plain(task, policy, dynamics, objective) or not rollout_kernel.fits(task, policy):
-        return False
-    env: Any = task.env
-    hidden, (table_rows, width) = inner_mlp(policy.trunk).width, _table(policy)
-    steps = _steps(env)
-    widest = policy.num_seeds * max(
-        hidden, width, rollout_kernel.columns(policy), env.state_dim
-    )  # numbers are counted in 31 bits
-    return (
-        hidden >= LEAST_WIDTH
-        and steps <= MOST_STEPS
-        and batch <= MOST_BATCH
-        and rollout_kernel.traced_rows(policy, steps, batch) <= min(MOST_STATES, 2**30 // widest)
-        and (steps + 1) * batch <= 2**30 // widest
-        and policy.num_seeds * table_rows <= 2**30 // max(1, width)
-        # of many outputs a walk keeps those of the moves alone
-        and (type(objective) is not DetailedBalance or sum(policy.sizes) <= rollout_kernel.SMALL_HEAD)
-        and _residuals(policy, batch, not dynamics.exact, type(objective) is DetailedBalance) is not None
-        and _back(policy, batch) is not None
-        and _weights(policy, batch) is not None
-        and (not _by_letters(policy) or _letters(policy) is not None)
-    )
+class Sizes(NamedTuple):
+    """What the kernels are compiled for and launched with."""
+
+    policy: Policy
+    net: Network
+    world: Lowered
+    batch: int
+    noisy: bool
+    detailed: bool
+
+    @property
+    def steps(self) -> int:
+        return self.world.states_asked
+
+    @property
+    def rows(self) -> int:
+        return traced_rows(self.policy, self.steps, self.batch)
+
+    @property
+    def listed(self) -> bool:
+        """Whether the states that were reached must be listed; where every trajectory takes all steps, all are."""
+        return not self.world.append or self.world.stop >= 0
+
+    @property
+    def by_letters(self) -> bool:
+        return (
+            self.world.append
+            and self.net.features > MANY_FEATURES
+            and self.policy.early(self.steps, self.batch) is None
+        )
+
+    def kernel(self, name: str, shared: int, defines: dict[str, int]) -> Kernel:
+        return kernel(f"{name}.cu", name, defines | {"LISTED": self.listed}, shared, self.policy.device)
+
+
+def sizes(job: Job) -> Sizes:
+    """Of a job that `why_not` accepts."""
+    net, world = network(job.policy), lowered(job.task.env)
+    return Sizes(job.policy, net, world, job.batch, not job.dynamics.exact, type(job.objective) is DetailedBalance)
+
+
+def why_not(job: Job) -> str | None:
+    """Which part of a job that can be walked the kernels do not cover; None: all is covered, and compiled."""
+    objective, policy, env = job.objective, job.policy, job.task.env
+    if job.plain_source:
+        return job.plain_source
+    if type(objective) not in (TrajectoryBalance, DetailedBalance):
+        return f"cuda covers trajectory and detailed balance, not {type(objective).__name__}"
+    if objective.form is not MARGINAL:
+        return f"cuda covers residuals of realised moves (marginal), not {objective.form.name}"
+    if policy.back_action:
+        return "cuda does not cover a head for the action given the move"
+    if job.dynamics.begin(env.initial((policy.num_seeds, 1)).to(policy.device)) is not None:
+        return "cuda does not cover a model of the noise with memory"
+    of = sizes(job)
+    reason = _why_not_size(of)
+    if reason is None:
+        _compile(of)
+    return reason
+
+
+def _why_not_size(of: Sizes) -> str | None:
+    net, world, seeds = of.net, of.world, of.policy.num_seeds
+    if net.hidden < LEAST_WIDTH:
+        return f"cuda takes gradients of hidden layers of {LEAST_WIDTH} or more, not {net.hidden}"
+    if of.steps > MOST_STEPS:
+        return f"cuda takes gradients of trajectories of at most {MOST_STEPS} states, not {of.steps}"
+    if of.batch > MOST_BATCH:
+        return f"cuda takes gradients of at most {MOST_BATCH} trajectories per seed, not {of.batch}"
+    widest = seeds * max(net.hidden, net.width, net.columns, world.columns)  # positions are counted in 31 bits
+    most = min(MOST_STATES, 2**30 // widest)
+    if of.rows > most:
+        return f"cuda takes gradients of at most {most} states per seed here, not {of.rows}"
+    if (of.steps + 1) * of.batch > 2**30 // widest or seeds * net.rows > 2**30 // max(1, net.width):
+        return "cuda counts positions in 31 bits, and this batch or look-up table has more"
+    if of.detailed and sum(of.policy.sizes) > SMALL_HEAD:  # of many outputs a walk keeps those of the moves alone
+        return f"cuda covers detailed balance with at most {SMALL_HEAD} outputs, not {sum(of.policy.sizes)}"
+    needed, most = max(_backward_plan(of).staged, STAGED), shared_memory(of.policy.device)
+    if needed > most:
+        return f"cuda needs {needed} bytes of shared memory for the gradient, and the device has {most}"
+    return None
+
+
+def _compile(of: Sizes) -> None:
+    _residuals_kernel(of)
+    _backward_kernel(of, _backward_plan(of))
+    _weight_kernel(of)
+    if of.by_letters:
+        _letter_kernel(of)
 
 
 @torch.no_grad()
-def gradient(
-    task: Task,
-    policy: Any,
-    objective: Objective,
-    traj: Trajectories,
-    trace: Trace,
-    log_rewards: Tensor,
-    by_number: bool,
-    log_k: Tensor | None,
-    flat: Any,
-    note: bool,
-) -> Judged:
-    """The gradient of each seed's loss into the policy's `flat` parameters, and what was found on the way (but for log Z, that costs nothing
-    here and is given whether or not it is to be noted). `log_rewards` [S, B] or, `by_number`, [N] of all states. `log_k` [T, S, B, M] = log P(the realised
-    move | each action); None where what is meant happens."""
-    with torch.cuda.device(policy.device):
-        env: Any = task.env
-        sums, hiddens, outs, numbers, entries, early, finals, head = trace
-        (_, seeds, batch), (_, rows, hidden) = traj.alive.shape, sums.shape
-        _, two = inner_mlp(policy.trunk).layers
-        table_rows, width = _table(policy)
-        detailed = type(objective) is DetailedBalance
-        early_steps, shared = (0, 0) if early is None else (early.steps, len(early.states))
-        listed, device = _listed(env), sums.device
-        slopes, to_layers = (
-            (torch.empty_like if early is None else torch.zeros_like)(outs),
-            torch.empty(2, *sums.shape, device=device),
-        )
-        losses, estimates, entropies, to_log_z = torch.empty(4, seeds, batch, device=device)
-        reached = torch.empty(seeds, batch, dtype=torch.int32, device=device)
-        met = torch.empty(seeds, rows - shared if listed else 0, dtype=torch.int32, device=device)
-        counts = torch.zeros(seeds, dtype=torch.int32, device=device) if listed else met
-        taken = traj.alive.sum((0, 2)) if detailed and not env.free else counts
-        kernel, together, threads = _residuals(policy, batch, log_k is not None, detailed)
-        kernel(
-            (-(-batch // together), seeds, 1),
-            (threads, 1, 1),
-            [
-                slopes, losses, estimates, entropies, to_log_z, reached, met, counts, outs, numbers, traj.states, traj.moves, traj.alive,
-                outs if log_k is None else log_k.float().contiguous(), taken, log_rewards.contiguous(), finals, policy.log_z_unit, policy.LOG_Z_SCALE, int(by_number), seeds, batch, rows, shared,
-            ],
-            0,
-        )  # fmt: skip
-        layers, to_table = _slopes(policy, flat)
-        to_weights, blocks, parts = _weights(policy, batch)
-        letters = early is None and _by_letters(policy)
-        if parts > 1 or letters or width:
-            flat.values.grad.zero_()
-        place = numbers if entries is None else entries
-        kernel, tile, lines, staged = _back(policy, batch)
-        for to, said, inputs, weight, wide in (
-            (to_layers[0], slopes, hiddens, head, width),
-            (to_layers[1], to_layers[0], sums, two.weight, 0),
-        ):
-            given = [
-                to,
-                to_table,
-                said,
-                inputs,
-                weight,
-                place,
-                met,
-                counts,
-                rows,
-                shared,
-                table_rows,
-                wide,
-                weight.shape[2],
-                said.shape[2],
-            ]
-            kernel((lines, -(-(hidden + wide) // tile), seeds), (256 if tile == BLOCK else 128, 1, 1), given, staged)
-        to_weights(
-            (blocks, parts, seeds),
-            (4 * 32, 1, 1),
-            [
-                *layers, flat.slopes["log_z_unit"], traj.states if early is None else early.states, traj.states, met, counts,
-                sums, hiddens, policy.trunk.table.weight if width else sums, place, slopes, to_layers[0], to_layers[1], to_log_z, policy.LOG_Z_SCALE,
-                seeds, batch, rows, early_steps, shared, table_rows,
-            ],
-            _STAGED,
-        )  # fmt: skip
-        if letters:
-            of_letters = [*layers[:2], traj.states[-1], reached, to_layers[1], batch, rows]
-            _letters(policy)((min(batch, PROGRAMS), seeds, 1), (hidden, 1, 1), of_letters, 0)
-        log_z = policy.log_z(None) if note else None
-        if detailed and log_z is not None:  # the first row is of the first state
-            log_z = log_z + outs[:, 0, sum(policy.sizes[:2]) :][:, :1]
-        return Judged(losses, estimates, entropies, log_z)
-
-
-def _steps(env: Any) -> int:
-    """States a trajectory of which the network is asked."""
-    return env.horizon + (not env.tree)
-
-
-def _table(policy: Any) -> tuple[int, int]:
-    """Rows and width of the network's look-up table."""
-    if type(policy.trunk) is not _LookupTrunk:
-        return 0, 0
-    _, rows, width = policy.trunk.table.weight.shape
-    return rows, width
-
-
-def _slopes(policy: Any, flat: Any) -> tuple[list[Tensor], Tensor]:
-    """Where the gradients of the layers go, weight and bias of each, and that of the table (or anything, where there is none)."""
-    inner = "trunk.mlp" if type(policy.trunk) is _LookupTrunk else "trunk"
-    layers = [
-        flat.slopes[f"{layer}.{kind}"]
-        for layer in (f"{inner}.layers.0", f"{inner}.layers.1", "head")
-        for kind in ("weight", "bias")
-    ]
-    return layers, flat.slopes.get("trunk.table.weight", layers[0])
-
-
-# kernels for an environment and a network; None where they cannot be had --------------------------------------------------
-
-
-def _compiled(kernel: str, policy: Any, shared: int, **defines: int) -> Any:
-    defines |= {"LISTED": int(_listed(policy.env))}
-    device = policy.device
-    with torch.cuda.device(device):
-        chip = torch.cuda.get_device_capability(device)
-        return cuda_source.compiled(
-            ("common.cuh", f"{kernel}.cu"), kernel, tuple(defines.items()), shared, chip, device.index
-        )
-
-
-def _world(policy: Any) -> dict[str, int]:
-    """What kernels know of states."""
-    env: Any = policy.env
-    return {"D": env.state_dim, "SIZE": env.tokens if isinstance(env, Strings) else env.side}
-
-
-def _residuals(policy: Any, batch: int, noisy: bool, detailed: bool) -> Any:
-    """With it the trajectories and threads of a block."""
-    env: Any = policy.env
-    steps, columns, string = _steps(env), rollout_kernel.columns(policy), isinstance(env, Strings)
-    early = policy.early(steps, batch)
-    group = 1 if sum(policy.sizes) <= rollout_kernel.SMALL_HEAD else 32  # lanes a state
-    lanes = (
-        32 * min(MOST_WARPS, steps)
-        if group > 1
-        else 1 << (steps - 1).bit_length()
-        if steps <= 32
-        else -(-steps // 32) * 32
-    )
-    threads = max(TOGETHER, lanes)
-    made = _compiled(
-        "residuals", policy, 0, **_world(policy), T=env.horizon, N=steps, STRING=int(string), M=env.num_moves,
-        STOP=-1 if env.stop is None else env.stop, LEAST=(env.min_length or 0) if string else 0, COLUMNS=columns,
-        LEARNED=int(policy.sizes[1] > 0), FLOW=sum(policy.sizes[:2]), GROUP=group, LANES=lanes, THREADS=threads,
-        EARLY=0 if early is None else early.steps, NOISY=int(noisy), DETAILED=int(detailed),
+def gradient(job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
+    """The gradient into `job.weights`; residuals, of which all but log Z are there whether or not they are noted."""
+    assert isinstance(walk.trace, CudaTrace)
+    walk.trace.use()
+    traj, made = walk.trajectories, walk.trace.activations
+    of = sizes(job)._replace(noisy=log_k is not None, batch=traj.alive.shape[2])
+    policy, seeds, device = of.policy, of.policy.num_seeds, of.policy.device
+    shared_states = 0 if made.early is None else len(made.early.states)
+    # where states are shared, gradients of their outputs are added up
+    d_outs = torch.empty_like(made.outs) if made.early is None else torch.zeros_like(made.outs)
+    d_hidden, d_sums = torch.empty(2, *made.sums.shape, device=device)
+    losses, estimates, entropies, d_log_z = torch.empty(4, seeds, of.batch, device=device)
+    reached = torch.empty(seeds, of.batch, dtype=torch.int32, device=device)
+    listed = torch.empty(seeds, of.rows - shared_states if of.listed else 0, dtype=torch.int32, device=device)
+    counts = torch.zeros(seeds, dtype=torch.int32, device=device) if of.listed else listed
+    decisions = traj.alive.sum((0, 2)) if of.detailed and not of.world.free else counts
+    log_rewards = rewards.log.float() if rewards.by_number else rewards.log.float().expand(seeds, of.batch)
+    given, together, threads = _residuals_kernel(of)
+    given(
+        (-(-of.batch // together), seeds, 1),
+        threads,
+        [
+            d_outs, losses, estimates, entropies, d_log_z, reached, listed, counts, made.outs, made.numbers, traj.states,
+            traj.moves, traj.alive, made.outs if log_k is None else log_k.float().contiguous(), decisions,
+            log_rewards.contiguous(), made.final, policy.log_z_unit, policy.LOG_Z_SCALE, int(rewards.by_number), seeds,
+            of.batch, of.rows, shared_states,
+        ],
     )  # fmt: skip
-    return None if made is None else (made, threads // lanes, threads)
+    found = Found(made, listed, counts, reached, d_outs, d_hidden, d_sums, d_log_z)
+    _layers(of, found, walk, job.weights)
+    log_flow = policy.log_z(None) if note else None
+    if of.detailed and log_flow is not None:  # the first row is of the first state
+        log_flow = log_flow + made.outs[:, 0, sum(policy.sizes[:2]) :][:, :1]
+    return Residuals(losses, estimates, entropies, log_flow)
 
 
-def _back(policy: Any, batch: int) -> Any:
-    """With it the states and inputs of a block, how many blocks share the states of a seed, and the shared memory of one."""
-    hidden, rows = inner_mlp(policy.trunk).width, rollout_kernel.traced_rows(policy, _steps(policy.env), batch)
-    listed = _listed(policy.env)
-    some, across = -(-rows // REACHED) if listed else rows, policy.num_seeds * -(-(hidden + _table(policy)[1]) // BLOCK)
+class Found(NamedTuple):
+    """What the kernel of the residuals leaves to those of the layers."""
+
+    made: Activations
+    listed: Tensor  # [S, late rows] rows of the late states that were reached
+    counts: Tensor  # [S] how many
+    reached: Tensor  # [S, B] states of each trajectory
+    d_outs: Tensor
+    d_hidden: Tensor  # to be written
+    d_sums: Tensor  # to be written
+    d_log_z: Tensor  # [S, B]
+
+
+def _layers(of: Sizes, found: Found, walk: Walk, flat: FlatParameters) -> None:
+    """The backward pass through the layers, and the gradients of all weights."""
+    made, net, policy, seeds = found.made, of.net, of.policy, of.policy.num_seeds
+    early_steps, shared_states = (0, 0) if made.early is None else (made.early.steps, len(made.early.states))
+    layers, d_table = _gradients(of, flat)
+    weights, tiles, parts = _weight_kernel(of)
+    if parts > 1 or of.by_letters or net.width:  # they are added up
+        flat.grad.zero_()
+    place = made.numbers if made.entries is None else made.entries
+    plan = _backward_plan(of)
+    backward = _backward_kernel(of, plan)
+    for d_inputs, d_outputs, inputs, weight, width in (
+        (found.d_hidden, found.d_outs, made.hidden, made.head, net.width),
+        (found.d_sums, found.d_hidden, made.sums, net.two.weight, 0),
+    ):
+        backward(
+            (plan.lines, -(-(net.hidden + width) // plan.tile), seeds),
+            256 if plan.tile == BLOCK else 128,
+            [
+                d_inputs, d_table, d_outputs, inputs, weight, place, found.listed, found.counts, of.rows, shared_states,
+                net.rows, width, weight.shape[2], d_outputs.shape[2],
+            ],
+        )  # fmt: skip
+    states = walk.trajectories.states
+    weights(
+        (tiles, parts, seeds),
+        128,
+        [
+            *layers, flat.gradients["log_z_unit"], states if made.early is None else made.early.states, states,
+            found.listed, found.counts, made.sums, made.hidden, made.sums if net.table is None else net.table, place,
+            found.d_outs, found.d_hidden, found.d_sums, found.d_log_z, policy.LOG_Z_SCALE, seeds, of.batch, of.rows,
+            early_steps, shared_states, net.rows,
+        ],
+    )  # fmt: skip
+    if of.by_letters:
+        of_letters = [*layers[:2], states[-1], found.reached, found.d_sums, of.batch, of.rows]
+        _letter_kernel(of)((min(of.batch, PROGRAMS), seeds, 1), net.hidden, of_letters)
+
+
+def _gradients(of: Sizes, flat: FlatParameters) -> tuple[list[Tensor], Tensor]:
+    """Of the layers, weight and bias each, and of the table (or any, where there is none)."""
+    inner = "trunk" if of.net.table is None else "trunk.mlp"
+    names = f"{inner}.layers.0", f"{inner}.layers.1", "head"
+    layers = [flat.gradients[f"{name}.{kind}"] for name in names for kind in ("weight", "bias")]
+    return layers, flat.gradients.get("trunk.table.weight", layers[0])
+
+
+# kernels for a world and a network ------------------------------------------------------------------------------------
+
+
+def _residuals_kernel(of: Sizes) -> tuple[Kernel, int, int]:
+    """With it the trajectories and threads per block."""
+    steps, policy = of.steps, of.policy
+    early = policy.early(steps, of.batch)
+    group = 1 if sum(policy.sizes) <= SMALL_HEAD else 32  # lanes per state
+    if group > 1:
+        lanes = 32 * min(MOST_WARPS, steps)
+    else:
+        lanes = 1 << (steps - 1).bit_length() if steps <= 32 else -(-steps // 32) * 32
+    threads = max(TOGETHER, lanes)
+    defines = world_defines(of.world) | {
+        "N": steps, "COLUMNS": of.net.columns, "LEARNED": policy.sizes[1] > 0, "FLOW": sum(policy.sizes[:2]),
+        "GROUP": group, "LANES": lanes, "THREADS": threads, "EARLY": 0 if early is None else early.steps,
+        "NOISY": of.noisy, "DETAILED": of.detailed,
+    }  # fmt: skip
+    return of.kernel("residuals", 0, defines), threads // lanes, threads
+
+
+class BackwardPlan(NamedTuple):
+    tile: int  # states and inputs of a block
+    stages: int
+    lines: int  # blocks that share the states of a seed
+    staged: int  # bytes of shared memory
+
+
+def _backward_plan(of: Sizes) -> BackwardPlan:
+    hidden, rows = of.net.hidden, of.rows
+    some, across = (
+        -(-rows // REACHED) if of.listed else rows,
+        of.policy.num_seeds * -(-(hidden + of.net.width) // BLOCK),
+    )
     if hidden >= BLOCK and -(-some // BLOCK) * across >= MANY_BLOCKS:
         tile, stages, staged = BLOCK, STAGES, 4 * STAGES * 2 * BLOCK * (DEPTH + 4)
     else:
         tile, stages, across = BLOCK // 2, min(MOST_STAGES, 1 + hidden // DEPTH), 2 * across
         staged = 4 * stages * 2 * tile * DEPTH
     lines = -(-rows // tile)
-    if listed:  # a block that finds nothing to do takes a while to find out
-        lines = min(lines, max(-(-some // tile), -(-ROOM // across)))
-    made = _compiled("back", policy, staged, H=hidden, TILE=tile, DEPTH=DEPTH, STAGES=stages)
-    return None if made is None else (made, tile, lines, staged)
+    if of.listed:  # a block without any state takes time to find out
+        lines = min(lines, max(-(-some // tile), -(-LEAST_BLOCKS // across)))
+    return BackwardPlan(tile, stages, lines, staged)
 
 
-def _weights(policy: Any, batch: int) -> Any:
-    """With it the blocks of a seed and the shares of its states."""
-    (_, features, hidden), outputs = inner_mlp(policy.trunk).layers[0].weight.shape, policy.head.weight.shape[2]
-    width, rows = _table(policy)[1], rollout_kernel.traced_rows(policy, _steps(policy.env), batch)
-    across, letters = -(-hidden // BLOCK), policy.early(_steps(policy.env), batch) is None and _by_letters(policy)
-    blocks = (
-        across * across
-        + (across + -(-width // BLOCK)) * -(-outputs // BLOCK)
-        + (0 if letters else across * -(-features // BLOCK))
-    )
+def _backward_kernel(of: Sizes, plan: BackwardPlan) -> Kernel:
+    defines = {"H": of.net.hidden, "TILE": plan.tile, "DEPTH": DEPTH, "STAGES": plan.stages}
+    return of.kernel("backward", plan.staged, defines)
+
+
+def _weight_kernel(of: Sizes) -> tuple[Kernel, int, int]:
+    """With it the tiles of a seed and the shares of its states."""
+    net = of.net
+    across = -(-net.hidden // BLOCK)
+    tiles = across * across + (across + -(-net.width // BLOCK)) * -(-net.outputs // BLOCK)
+    if not of.by_letters:
+        tiles += across * -(-net.features // BLOCK)
     programs = (
-        PROGRAMS if rows > FEW_STATES else PROGRAMS // 2
+        PROGRAMS if of.rows > FEW_STATES else PROGRAMS // 2
     )  # adding up the parts of a small sum takes longer than the sum
-    parts = min(-(-rows // SHARE), max(1, programs // (blocks * policy.num_seeds)))
-    sizes = {"H": hidden, "OUT": outputs, "COLUMNS": rollout_kernel.columns(policy), "W": width, "FEATURES": features}
-    made = _compiled("weights", policy, _STAGED, **sizes, TILE=BLOCK, DEPTH=DEPTH, STAGES=STAGES, **_world(policy))
-    return None if made is None else (made, blocks, parts)
+    parts = min(-(-of.rows // SHARE), max(1, programs // (tiles * of.policy.num_seeds)))
+    defines = {
+        "H": net.hidden, "OUT": net.outputs, "COLUMNS": net.columns, "W": net.width, "FEATURES": net.features,
+        "D": of.world.columns, "SIZE": of.world.size, "TILE": BLOCK, "DEPTH": DEPTH, "STAGES": STAGES,
+    }  # fmt: skip
+    return of.kernel("weight_gradients", STAGED, defines), tiles, parts
 
 
-_STAGED = 4 * STAGES * 2 * DEPTH * (BLOCK + 8)  # bytes of shared memory of `weights`
-
-
-def _letters(policy: Any) -> Any:
-    _, features, hidden = inner_mlp(policy.trunk).layers[0].weight.shape
-    return _compiled("letters", policy, 0, H=hidden, FEATURES=features, **_world(policy))
-
-
-def _by_letters(policy: Any) -> bool:
-    return isinstance(policy.env, Strings) and inner_mlp(policy.trunk).layers[0].weight.shape[1] > MANY_FEATURES
-
-
-def _listed(env: Any) -> bool:
-    """Whether the states that were reached must be listed: where every trajectory goes on to the end, all are."""
-    return not isinstance(env, Strings) or env.stop is not None
+def _letter_kernel(of: Sizes) -> Kernel:
+    sizes = {"H": of.net.hidden, "FEATURES": of.net.features, "D": of.world.columns, "SIZE": of.world.size}
+    return of.kernel("letter_gradients", 0, sizes)

@@ -1,28 +1,30 @@
-// A learned model of the noise: relu(first . flags of the state) through a head of M x M outputs, the logits of each move after each action.
-// `arrivals` says what it thinks of the moves of a batch, `learn` takes the gradient of its cross-entropy.
+// A learned model of the noise: relu(first . features of the state) through a head of M x M outputs, the logits of each move
+// given each action. `arrivals` computes the log-probabilities of a batch's moves, `learn` the gradient of the cross-entropy.
 //
-// A warp walks along some steps of a trajectory, a piece, a lane has UNITS hidden units and their part of the head in registers. A move switches a flag on,
-// and on a grid another one off, so that the first layer is a sum that changes by a row or two; and in the gradient, which goes backwards, a flag is
-// given all that is said while it is on. (What limits it is shared memory and shuffles, so that little is left to them.)
+// A warp takes a piece of a trajectory, a few steps; a lane has UNITS hidden units and their part of the head in registers. A
+// move switches a feature on, and on a lattice another one off, so the first layer is a sum that changes by a row or two; and
+// in the backward pass a feature's gradient is the sum of those of the states in which it is on. (Shared memory and shuffles
+// are the limit, so little is left to them.)
 //
-// Defined by the host (noise_kernel.py): H hidden units, T steps at most, STRING (else a grid), D columns of a state, SIZE values each, FEATURES of them
-// together, M moves (and actions), STOP among them (-1: none), WARPS a block and RESIDENT blocks a multiprocessor.
+// Defines (noise.py): H hidden units, APPEND, D, SIZE, STOP, M, T: the world, FEATURES inputs, WARPS per block, RESIDENT
+// blocks per multiprocessor.
 
 #define UNITS ((H + 31) / 32)
 #define PAIRS (M * M)
-#define WIDE (PAIRS | 1)  // of a hidden unit's row of the head in shared memory: lanes meet no bank twice
+#define WIDE (PAIRS | 1)  // row length of the head in shared memory: no bank conflicts
 __device__ constexpr int power(int n) { return n <= 1 ? 1 : 2 * power((n + 1) / 2); }
-__device__ constexpr int spread(int n) { return n >= 32 ? 0 : 1 + spread(2 * n); }  // where `gather` leaves sum i of n: lane i << spread(n)
+// `gather` leaves sum i of n at lane i << lane_shift(n).
+__device__ constexpr int lane_shift(int n) { return n >= 32 ? 0 : 1 + lane_shift(2 * n); }
 
-// A piece of a trajectory: a lane knows a step of it, and a column of its first state.
+// A piece of a trajectory: each lane holds a step of it, and columns of its first state.
 struct Path {
     i64 at;
-    u32 step;   // action, move, legal moves as bits, whether there is something to learn
-    int flag;   // what the move switches on
-    int length; // decisions
+    u32 step;    // action, move, legal moves as bits, whether it trains
+    int flag;    // the feature that the move switches on
+    int length;  // decisions
     int columns[(D + 31) / 32];
 
-    __device__ __forceinline__ void look(const i64* states, const i64* actions, const i64* moves, const signed char* alives, const signed char* reals,
+    __device__ __forceinline__ void load(const i64* states, const i64* actions, const i64* moves, const signed char* alives, const signed char* reals,
                                          int s, int seeds, int batch, int most, int piece) {
         const int lane = threadIdx.x % 32, b = piece % batch, begin = piece / batch * most, t = begin + lane;
         const bool inside = lane < most && t < T;
@@ -34,9 +36,9 @@ struct Path {
         for (int c = 0; c < (D + 31) / 32; ++c) columns[c] = c * 32 + lane < D ? (int)first[c * 32 + lane] : SIZE;
         if (inside) {
             const int action = (int)actions[at], move = (int)moves[at];
-            u32 legal = (1u << (STRING ? SIZE : D)) - 1;
+            u32 legal = (1u << (APPEND ? SIZE : D)) - 1;
             flag = t * SIZE + move;
-            if (!STRING) {
+            if (!APPEND) {
                 const i64* state = states + at * D;
 #pragma unroll
                 for (int d = 0; d < D; ++d) {
@@ -45,23 +47,23 @@ struct Path {
                     if (d == move) flag = d * SIZE + value + 1;
                 }
             }
-            const bool teaches = (!reals || reals[s * batch + b]) && action >= 0 && action != STOP;
-            step = (u32)(action & 7) | (u32)move << 3 | legal << 6 | (u32)teaches << 14;
+            const bool trains = (!reals || reals[s * batch + b]) && action >= 0 && action != STOP;
+            step = (u32)(action & 7) | (u32)move << 3 | legal << 6 | (u32)trains << 14;
         }
         length = __popc(__ballot_sync(~0u, alive));
     }
 
-    // Of the first state.
+    // A column of the first state.
     __device__ __forceinline__ int value(int d) const { return __shfl_sync(~0u, columns[d / 32], d % 32); }
 };
 
-// A step, as all lanes know it.
+// A step, unpacked.
 struct Step {
     int action, move;
     u32 legal;
-    bool teaches;
+    bool trains;
     __device__ __forceinline__ Step(u32 word)
-        : action((int)(word & 7)), move((int)(word >> 3 & 7)), legal(word >> 6 & 0xff), teaches(word >> 14 & 1) {}
+        : action((int)(word & 7)), move((int)(word >> 3 & 7)), legal(word >> 6 & 0xff), trains(word >> 14 & 1) {}
 };
 
 struct Model {
@@ -98,19 +100,19 @@ struct Model {
         }
     }
 
-    // What a move adds to it, or, undone, takes away.
+    // What a move adds to it (sign 1), or subtracts when undone (-1).
     __device__ __forceinline__ void move(float* sum, int flag, float sign) const {
         const float* row = first + flag * H + lane;
 #pragma unroll
         for (int u = 0; u < UNITS; ++u)
-            if (owns(u)) sum[u] += sign * (STRING ? row[u * 32] : row[u * 32] - row[u * 32 - H]);
+            if (owns(u)) sum[u] += sign * (APPEND ? row[u * 32] : row[u * 32] - row[u * 32 - H]);
     }
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) arrivals(
     float* log_ks,  // [T, S, B, M] log P(the realised move | each action), where a decision was taken
     const float* first, const float* first_bias, const float* head, const float* head_bias, const i64* states, const i64* moves,
-    const signed char* alives, int seeds, int batch, int most) {  // steps a piece
+    const signed char* alives, int seeds, int batch, int most) {  // steps per piece
     extern __shared__ float memory[];
     const int s = blockIdx.y, warp = threadIdx.x / 32, pieces = (T + most - 1) / most * batch;
     const Model model(memory, first, first_bias, head, s);
@@ -121,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) arrivals(
     for (int m = 0; m < M; ++m) bias[m] = head_bias[s * PAIRS + action * M + m];
     for (int piece = blockIdx.x * WARPS + warp; piece < pieces; piece += gridDim.x * WARPS) {
         Path path;
-        path.look(states, moves, moves, alives, nullptr, s, seeds, batch, most, piece);
+        path.load(states, moves, moves, alives, nullptr, s, seeds, batch, most, piece);
         if (path.length == 0) continue;
         float x[UNITS];
         model.begin(x, path);
@@ -139,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) arrivals(
             float logit[M], top = -3e38f, total = 0.f, chosen = 0.f;
 #pragma unroll
             for (int m = 0; m < M; ++m) {
-                logit[m] = __shfl_sync(~0u, sum[0], (action * M + m) << spread(SUMS)) + bias[m];
+                logit[m] = __shfl_sync(~0u, sum[0], (action * M + m) << lane_shift(SUMS)) + bias[m];
                 if (step.legal >> m & 1) top = fmaxf(top, logit[m]);
                 if (m == step.move) chosen = logit[m];
             }
@@ -154,10 +156,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) arrivals(
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) learn(
-    float* to_first, float* to_first_bias, float* to_head, float* to_head_bias, float* losses,  // added to: the gradients, [S] the loss
+    float* d_first, float* d_first_bias, float* d_head, float* d_head_bias, float* losses,  // added to: the gradients, [S] the loss
     const float* first, const float* first_bias, const float* head, const float* head_bias, const i64* states, const i64* actions,
     const i64* moves, const signed char* alives,
-    const signed char* reals, const i64* counts,  // [S, B] and [S] steps that teach, read if not `every` one does
+    const signed char* reals, const i64* counts,  // [S, B]; [S] steps that train, unless `every` one does
     int every, int seeds, int batch, int most) {
     extern __shared__ float memory[];
     __shared__ float biases[PAIRS];
@@ -170,29 +172,29 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) learn(
     float* mine = all + warp * FEATURES * H + lane;
     const float share = 1.f / (every ? (float)T * batch : fmaxf((float)counts[s], 1.f));
     constexpr int SUMS = power(M);
-    float loss = 0.f, to_bias[UNITS] = {}, to_pairs[PAIRS][UNITS] = {}, to_pair = 0.f;  // the last is of this lane's output
+    float loss = 0.f, d_bias[UNITS] = {}, d_pairs[PAIRS][UNITS] = {}, d_pair = 0.f;  // d_pair: bias of this lane's output
     for (int piece = blockIdx.x * WARPS + warp; piece < pieces; piece += gridDim.x * WARPS) {
         Path path;
-        path.look(states, actions, moves, alives, every ? nullptr : reals, s, seeds, batch, most, piece);
+        path.load(states, actions, moves, alives, every ? nullptr : reals, s, seeds, batch, most, piece);
         if (path.length == 0) continue;
-        float x[UNITS], said[UNITS] = {};  // by all steps from here on
+        float x[UNITS], d_sum[UNITS] = {};  // of all later steps
         model.begin(x, path);
         for (int k = 0; k + 1 < path.length; ++k) model.move(x, __shfl_sync(~0u, path.flag, k), 1.f);
         for (int k = path.length - 1; k >= 0; --k) {
-            if (k + 1 < path.length) {  // back to the state before the move
+            if (k + 1 < path.length) {  // undo the move
                 const int flag = __shfl_sync(~0u, path.flag, k);
                 float* to = mine + flag * H;
 #pragma unroll
                 for (int u = 0; u < UNITS; ++u) {
                     if (!model.owns(u)) continue;
-                    to[u * 32] += said[u];
-                    if (!STRING) to[u * 32 - H] -= said[u];
+                    to[u * 32] += d_sum[u];
+                    if (!APPEND) to[u * 32 - H] -= d_sum[u];
                 }
                 model.move(x, flag, -1.f);
             }
             const Step step(__shfl_sync(~0u, path.step, k));
-            if (!step.teaches) continue;
-            float hidden[UNITS], sum[SUMS], logit[M], slope[M], back[UNITS] = {}, top = -3e38f, total = 0.f, chosen = 0.f;
+            if (!step.trains) continue;
+            float hidden[UNITS], sum[SUMS], logit[M], d_logit[M], d_hidden[UNITS] = {}, top = -3e38f, total = 0.f, chosen = 0.f;
 #pragma unroll
             for (int u = 0; u < UNITS; ++u) hidden[u] = fmaxf(x[u], 0.f);
 #pragma unroll
@@ -209,18 +211,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) learn(
             gather<SUMS, 16>(sum, lane);
 #pragma unroll
             for (int m = 0; m < M; ++m) {
-                logit[m] = __shfl_sync(~0u, sum[0], m << spread(SUMS));
+                logit[m] = __shfl_sync(~0u, sum[0], m << lane_shift(SUMS));
                 logit[m] = step.legal >> m & 1 ? logit[m] + biases[step.action * M + m] : -1e9f;
                 top = fmaxf(top, logit[m]);
                 if (m == step.move) chosen = logit[m];
             }
 #pragma unroll
-            for (int m = 0; m < M; ++m) total += slope[m] = expf(logit[m] - top);
+            for (int m = 0; m < M; ++m) total += d_logit[m] = expf(logit[m] - top);
             loss += top + logf(total) - chosen;
 #pragma unroll
             for (int m = 0; m < M; ++m) {
-                slope[m] = (slope[m] / total - (m == step.move ? 1.f : 0.f)) * share;
-                if (lane == step.action * M + m) to_pair += slope[m];
+                d_logit[m] = (d_logit[m] / total - (m == step.move ? 1.f : 0.f)) * share;
+                if (lane == step.action * M + m) d_pair += d_logit[m];
             }
 #pragma unroll
             for (int a = 0; a < M; ++a) {
@@ -229,40 +231,40 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) learn(
                 for (int m = 0; m < M; ++m)
 #pragma unroll
                     for (int u = 0; u < UNITS; ++u) {
-                        back[u] += slope[m] * model.head[a * M + m][u];
-                        to_pairs[a * M + m][u] += slope[m] * hidden[u];
+                        d_hidden[u] += d_logit[m] * model.head[a * M + m][u];
+                        d_pairs[a * M + m][u] += d_logit[m] * hidden[u];
                     }
             }
 #pragma unroll
             for (int u = 0; u < UNITS; ++u)
-                if (x[u] > 0.f) said[u] += back[u];
+                if (x[u] > 0.f) d_sum[u] += d_hidden[u];
         }
 #pragma unroll
-        for (int u = 0; u < UNITS; ++u) to_bias[u] += said[u];
-        for (int d = 0; d < D; ++d) {  // the flags of the first state
+        for (int u = 0; u < UNITS; ++u) d_bias[u] += d_sum[u];
+        for (int d = 0; d < D; ++d) {  // the features of the first state
             const int value = path.value(d);
             if (value >= SIZE) continue;
 #pragma unroll
             for (int u = 0; u < UNITS; ++u)
-                if (model.owns(u)) mine[(d * SIZE + value) * H + u * 32] += said[u];
+                if (model.owns(u)) mine[(d * SIZE + value) * H + u * 32] += d_sum[u];
         }
     }
 
     // sums of all warps, then of all blocks
 #pragma unroll
     for (int u = 0; u < UNITS; ++u)
-        if (model.owns(u)) atomicAdd(to_first_bias + s * H + u * 32 + lane, to_bias[u]);
-    if (lane < PAIRS) atomicAdd(to_head_bias + s * PAIRS + lane, to_pair);
+        if (model.owns(u)) atomicAdd(d_first_bias + s * H + u * 32 + lane, d_bias[u]);
+    if (lane < PAIRS) atomicAdd(d_head_bias + s * PAIRS + lane, d_pair);
     if (lane == 0) atomicAdd(losses + s, loss * share);
     __syncthreads();
     for (int i = threadIdx.x; i < FEATURES * H; i += WARPS * 32) {
         float total = 0.f;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) total += all[w * FEATURES * H + i];
-        atomicAdd(to_first + s * FEATURES * H + i, total);
+        atomicAdd(d_first + s * FEATURES * H + i, total);
     }
     __syncthreads();
-    // a warp's sums of the head are in registers: they take turns in memory that nobody needs any more
+    // the head's sums are in registers: warps take turns in shared memory that is free by now
     for (int w = 0; w < WARPS; ++w) {
         if (w == warp)
 #pragma unroll
@@ -270,9 +272,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) learn(
 #pragma unroll
                 for (int u = 0; u < UNITS; ++u) {
                     float* to = memory + (u * 32 + lane) * WIDE + p;
-                    if (model.owns(u)) *to = (w ? *to : 0.f) + to_pairs[p][u];
+                    if (model.owns(u)) *to = (w ? *to : 0.f) + d_pairs[p][u];
                 }
         __syncthreads();
     }
-    for (int i = threadIdx.x; i < H * PAIRS; i += WARPS * 32) atomicAdd(to_head + s * H * PAIRS + i, memory[i / PAIRS * WIDE + i % PAIRS]);
+    for (int i = threadIdx.x; i < H * PAIRS; i += WARPS * 32) atomicAdd(d_head + s * H * PAIRS + i, memory[i / PAIRS * WIDE + i % PAIRS]);
 }

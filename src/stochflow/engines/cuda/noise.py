@@ -1,104 +1,110 @@
-"""A learned model of the noise (`dynamics.Neural`) in two GPU kernels (noise.cu): what it says of the moves of a batch, and the gradient of its loss.
-
-The same as `Neural.arrivals` and as `Neural.loss` by autograd, which cost dozens of kernels of a microsecond each; tests hold one to the other.
-"""
+"""A learned model of the noise (`Neural`) in two kernels (noise.cu): log-probabilities of a batch's moves, and the gradient of
+its loss. The results are those of `Neural.arrivals` and of `Neural.loss` by autograd, which launch dozens of small kernels."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stochflow.engines.cuda import driver as cuda_source
-from stochflow.noise.dynamics import Neural, trainable_steps
+from stochflow.engines.cuda.driver import Kernel, kernel, shared_memory
+from stochflow.engines.cuda.walk import lowered, world_defines
+from stochflow.engines.flat import FlatParameters
+from stochflow.engines.lower import lower
+from stochflow.noise.dynamics import Dynamics, Neural, trainable_steps
 from stochflow.ops import always
 from stochflow.types import Trajectories
-from stochflow.worlds.grid import Grid
-from stochflow.worlds.strings import Strings
 
 MOST_MOVES, WIDTHS = 5, (16, 32, 64)  # what a lane can hold in registers
-WARPS = 4  # a block; of the gradient fewer where each warp's sums have no room
-RESIDENT = 4  # blocks a multiprocessor for which registers are saved,
+WARPS = 4  # per block; fewer in the gradient where each warp's sums do not fit
+RESIDENT = 4  # blocks per multiprocessor for which registers are saved,
 BLOCKS = {"arrivals": 6, "learn": 4}  # and for which there is work
-LENGTH, FEW = 8, 256  # steps that a warp takes at a time, half as many of few trajectories
+LENGTH, FEW = 8, 256  # steps of a piece, half as many of few trajectories
 
 
-def fits(dynamics: Any) -> bool:
-    """Whether these kernels know this model and its world, and can be had."""
-    if type(dynamics) is not Neural or not dynamics.head.weight.is_cuda:
-        return False
-    env: Any = dynamics.env
-    return (
-        type(env) in (Grid, Strings)
-        and env.contexts is None
-        and len(dynamics.layers) == 1
-        and dynamics.head.weight.dtype == torch.float32
-        and dynamics.head.weight.shape[1] in WIDTHS
-        and env.num_moves <= MOST_MOVES
-        and all(_kernel(dynamics, name) is not None for name in BLOCKS)
-    )
+def why_not(dynamics: Dynamics) -> str | None:
+    """Which part of the model or its world the kernels do not cover; None: all is covered, and compiled."""
+    if type(dynamics) is not Neural:
+        return f"cuda covers the noise model Neural, not {type(dynamics).__name__}"
+    world, weight = lower(dynamics.env), dynamics.head.get_parameter("weight")
+    if world is None:
+        return f"cuda does not cover the environment {type(dynamics.env).__name__}"
+    if len(dynamics.layers) != 1:
+        return f"cuda covers noise models of one hidden layer, not {len(dynamics.layers)}"
+    if weight.shape[1] not in WIDTHS:
+        return f"cuda covers noise models of 16, 32 or 64 hidden units, not {weight.shape[1]}"
+    if weight.dtype != torch.float32:
+        return f"cuda covers float32 weights, not {weight.dtype}"
+    if world.moves > MOST_MOVES:
+        return f"cuda covers noise models of at most {MOST_MOVES} moves, not {world.moves}"
+    most = shared_memory(weight.device)
+    for name in BLOCKS:
+        plan = _plan(dynamics, name)
+        if plan.warps < 1 or plan.shared > most:
+            return f"cuda has {most} bytes of shared memory per block, too few for this noise model's first layer"
+        _kernel(dynamics, plan)
+    return None
 
 
-def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> Tensor:
-    """`Neural.arrivals` with these weights, at all steps of a batch: [T, S, B, M], anything where no decision was taken, or the decision was to stop."""
+@torch.no_grad()
+def arrivals(dynamics: Dynamics, weights: dict[str, Tensor], traj: Trajectories) -> Tensor:
+    """log P(the realised move | each action) with these weights [T, S, B, M]; anything where no move was made."""
     made = torch.empty(*traj.moves.shape, dynamics.env.num_moves, device=traj.moves.device)
-    _launch(dynamics, "arrivals", traj, [made, *_layers(weights), traj.states, traj.moves, traj.alive])
+    steps = [x.contiguous() for x in (traj.states, traj.moves, traj.alive)]
+    _launch(dynamics, "arrivals", traj, [made, *_layers(weights), *steps])
     return made
 
 
-def differentiate(dynamics: Any, traj: Trajectories, flat: Any) -> Tensor:
-    """The gradient of each seed's `Neural.loss` into the `flat` parameters; the loss [S]."""
-    with torch.no_grad():
-        device = traj.moves.device
-        every = dynamics.env.free and traj.real.data_ptr() == always((), device).data_ptr()  # step teaches something
-        counts = traj.moves if every else trainable_steps(dynamics.env, traj).sum((0, 2))
-        flat.values.grad.zero_()
-        losses = torch.zeros(traj.moves.shape[1], device=device)
-        steps = [x.contiguous() for x in (traj.states, traj.actions, traj.moves, traj.alive)]
-        real = traj.alive if every else traj.real.contiguous()
-        _launch(
-            dynamics,
-            "learn",
-            traj,
-            [*_layers(flat.slopes), losses, *_layers(flat.named), *steps, real, counts, int(every)],
-        )
+@torch.no_grad()
+def learn(dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:
+    """The gradient of each seed's `Neural.loss` into the flat parameters; the loss [S]."""
+    device = traj.moves.device
+    every = dynamics.env.free and traj.real.data_ptr() == always((), device).data_ptr()  # all steps train
+    counts = traj.moves if every else trainable_steps(dynamics.env, traj).sum((0, 2))
+    flat.grad.zero_()
+    losses = torch.zeros(traj.moves.shape[1], device=device)
+    steps = [x.contiguous() for x in (traj.states, traj.actions, traj.moves, traj.alive)]
+    real = steps[-1] if every else traj.real.contiguous()
+    given = [*_layers(flat.gradients), losses, *_layers(flat.named), *steps, real, counts.contiguous(), int(every)]
+    _launch(dynamics, "learn", traj, given)
     return losses
 
 
-def _launch(dynamics: Any, kernel: str, traj: Trajectories, given: list[Any]) -> None:
-    made, warps, shared, most = _kernel(dynamics, kernel)
-    steps, seeds, batch = traj.moves.shape
-    piece = LENGTH if seeds * batch > FEW else LENGTH // 2
-    blocks = min(-(-batch * -(-steps // piece) // warps), max(1, most // seeds))
-    with torch.cuda.device(traj.moves.device):
-        made((blocks, seeds, 1), (32 * warps, 1, 1), [*given, seeds, batch, piece], shared)
+class Plan(NamedTuple):
+    """A kernel's warps per block, bytes of shared memory and most blocks at once."""
+
+    name: str
+    warps: int
+    shared: int
+    most: int
 
 
-def _kernel(dynamics: Any, kernel: str) -> Any:
-    """A kernel, its warps a block, its shared memory and how many blocks are at home at once; None where it cannot be had."""
-    env: Any = dynamics.env
-    _, features, hidden = dynamics.layers[0].weight.shape
-    moves, string = env.num_moves, isinstance(env, Strings)
+def _plan(dynamics: Any, name: str) -> Plan:
     device = dynamics.head.weight.device
     properties: Any = torch.cuda.get_device_properties(device)
-    most = getattr(properties, "shared_memory_per_block_optin", 0) // 4
-    rows = features * hidden
-    warps = min(WARPS, most // rows - 1) if kernel == "learn" else WARPS
-    shared = (1 + warps) * rows if kernel == "learn" else rows
-    shared = max(shared, hidden * (moves * moves | 1))  # where the head is added up
-    if warps < 1 or shared > most:
-        return None
-    defines = {
-        "H": hidden, "T": env.horizon, "STRING": string, "D": env.state_dim, "SIZE": env.tokens if string else env.side, "FEATURES": features, "M": moves,
-        "STOP": -1 if env.stop is None else env.stop, "WARPS": warps, "RESIDENT": RESIDENT,
-    }  # fmt: skip
-    settings = tuple((name, int(value)) for name, value in defines.items())
-    with torch.cuda.device(device):
-        chip = torch.cuda.get_device_capability(device)
-        made = cuda_source.compiled(("common.cuh", "noise.cu"), kernel, settings, 4 * shared, chip, device.index)
-    return None if made is None else (made, warps, 4 * shared, BLOCKS[kernel] * properties.multi_processor_count)
+    _, features, hidden = dynamics.layers[0].weight.shape
+    rows, most = features * hidden, shared_memory(device) // 4
+    warps = min(WARPS, most // rows - 1) if name == "learn" else WARPS
+    shared = (1 + warps) * rows if name == "learn" else rows
+    shared = max(shared, hidden * (dynamics.env.num_moves**2 | 1))  # where the head is added up
+    return Plan(name, warps, 4 * shared, BLOCKS[name] * properties.multi_processor_count)
 
 
-def _layers(named: dict[str, Tensor]) -> list[Tensor]:
+def _kernel(dynamics: Any, plan: Plan) -> Kernel:
+    _, features, hidden = dynamics.layers[0].weight.shape
+    own = {"H": hidden, "FEATURES": features, "WARPS": plan.warps, "RESIDENT": RESIDENT}
+    defines = world_defines(lowered(dynamics.env)) | own
+    return kernel("noise.cu", plan.name, defines, plan.shared, dynamics.head.weight.device)
+
+
+def _launch(dynamics: Any, name: str, traj: Trajectories, given: list[Any]) -> None:
+    plan = _plan(dynamics, name)
+    steps, seeds, batch = traj.moves.shape
+    piece = LENGTH if seeds * batch > FEW else LENGTH // 2
+    blocks = min(-(-batch * -(-steps // piece) // plan.warps), max(1, plan.most // seeds))
+    _kernel(dynamics, plan)((blocks, seeds, 1), 32 * plan.warps, [*given, seeds, batch, piece])
+
+
+def _layers(named: dict[str, Any]) -> list[Tensor]:
     return [named[name] for name in ("layers.0.weight", "layers.0.bias", "head.weight", "head.bias")]

@@ -1,22 +1,25 @@
-// What a balance says to every output of the network, from what a rollout kept of them: log-probabilities of the moves, residuals, slopes; and which
-// states were reached. A thread takes a state, or of a network with many outputs a warp; LANES threads take a trajectory.
+// Log-probabilities of the moves, residuals of the objective, and the gradient of the loss with respect to every output of
+// the network, from the outputs of a traced walk; and a list of the states that were reached. A state takes one thread, or
+// a warp where the network has many outputs; LANES threads take a trajectory.
 //
-// Defined by the host (balance_kernel.py): T steps at most, N states a trajectory, STRING (else a grid), D columns of a state, SIZE of the alphabet
-// or the grid's side, M moves, STOP among them (-1: none), LEAST letters before it, COLUMNS of outputs, LEARNED (the way back has outputs of its
-// own, after those of the moves), FLOW (the output that is the flow), GROUP lanes a state (1 or 32), LANES, THREADS, EARLY steps whose states all share,
-// LISTED (the states that were reached are to be listed), NOISY (a move may come of other actions), DETAILED (a residual a step; else one a trajectory).
+// Defines (gradient.py):
+//   APPEND, D, SIZE, LEAST, STOP, M, T: the world; N: states of a trajectory that have outputs
+//   COLUMNS: outputs per row; LEARNED: the backward policy has outputs, after those of the moves; FLOW: the output that is the flow
+//   GROUP: lanes per state (1 or 32); LANES: per trajectory; THREADS: per block
+//   EARLY: steps whose states are shared; LISTED: states that were reached must be listed (else all are)
+//   NOISY: a move may come from other actions; DETAILED: a residual per step (else per trajectory)
 
-#define EACH (COLUMNS / GROUP)                      // outputs a thread
+#define EACH (COLUMNS / GROUP)                      // outputs per thread
 #define OUTPUT(i) ((i) * GROUP + tid % GROUP)       // which they are
-#define TOGETHER (THREADS / LANES)                  // trajectories a block
-#define WARPS_EACH (LANES > 32 ? LANES / 32 : 1)    // warps a trajectory
-#define STRIDE (LANES / GROUP)                      // states at a time; the others come later, and are looked at twice
+#define TOGETHER (THREADS / LANES)                  // trajectories per block
+#define WARPS_EACH (LANES > 32 ? LANES / 32 : 1)    // warps per trajectory
+#define STRIDE (LANES / GROUP)                      // states at once; others come later, and are computed twice
 
-#define MOVES (GROUP == 1 ? M : EACH)  // of a thread's outputs, in front
-#define BACK(d) (LEARNED ? M + (d) : 0)  // the output for the way back along a column (of a grid, whose heads are small)
-#define USED (DETAILED ? FLOW + 1 : LEARNED ? M + D : M)  // outputs that the loss speaks to
+#define MOVES (GROUP == 1 ? M : EACH)  // of a thread's outputs, the first ones
+#define BACK(d) (LEARNED ? M + (d) : 0)  // backward logit of a column (of a lattice, whose heads are small)
+#define USED (DETAILED ? FLOW + 1 : LEARNED ? M + D : M)  // outputs with a gradient
 
-// Four numbers in a row, each added atomically.
+// Four neighbouring numbers, each added atomically.
 __device__ __forceinline__ void add(float* to, float4 four) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w) : "memory");
@@ -25,7 +28,7 @@ __device__ __forceinline__ void add(float* to, float4 four) {
 #endif
 }
 
-// Sums over the threads of a state.
+// Sum and maximum over the threads of a state.
 __device__ __forceinline__ float added(float value) {
 #pragma unroll
     for (int offset = GROUP / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
@@ -37,7 +40,7 @@ __device__ __forceinline__ float highest(float value) {
     return value;
 }
 
-// Over those of a trajectory: every warp of a block calls it.
+// Sum over the threads of a trajectory: every warp of a block calls it.
 __device__ __forceinline__ float whole(float value) {
     __shared__ float of_warps[THREADS / 32];
     const int warp = threadIdx.x / 32;
@@ -57,32 +60,32 @@ struct State {
     bool alive, came, known;  // a decision was taken; a real move led here; it was reached
     int row;
     float log_p, log_b, flow, entropy;
-    float onward[EACH], backward[EACH];  // d log p / d outputs, d log P_B of the step before / d outputs
+    float d_forward[EACH], d_backward[EACH];  // of log p, and of log P_B of the step before
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) residuals(
-    float* slopes,                                                            // [S, rows, COLUMNS] what the loss says to each output
-    float* losses, float* estimates, float* entropies, float* to_log_z, int* reached,  // [S, B] of each trajectory: its part of the loss, what it
-    // takes log Z for, the entropy of its policy, summed over its steps, what it says to log Z, the number of its states
-    int* met, int* counts,  // with LISTED: [S, rows - early_states] the late states of all, in any order, and [S] how many they are
+    float* d_outs,  // [S, rows, COLUMNS]
+    float* losses, float* estimates, float* entropies, float* d_log_z, int* reached,
+    // [S, B] of each trajectory: part of the loss, estimate of log Z, entropy summed over steps, gradient of log Z, states
+    int* list, int* counts,  // with LISTED: [S, rows - early_states] late states reached, in any order, and [S] their number
     const float* outs, const int* numbers, const i64* states, const i64* moves, const signed char* alives,
     const float* log_ks,  // [T, S, B, M] with NOISY: log P(the realised move | each action)
-    const i64* taken,     // [S] decisions, with DETAILED where not all go on to the end
-    const float* log_rewards, const i64* finals,  // [S, B]; `by_number`: of all states, of which finals [S, B] are looked up
+    const i64* decisions,  // [S] with DETAILED, where trajectories may end early
+    const float* log_rewards, const i64* final_numbers,  // [S, B]; `by_number`: of all states, looked up by final_numbers [S, B]
     const float* log_z_unit, double z_scale, int by_number, int seeds, int batch, int rows, int early_states) {
-    __shared__ float next_flow[TOGETHER * (N + 1)], next_back[TOGETHER * (N + 1)], pulls[TOGETHER * (N + 1)];
+    __shared__ float next_flow[TOGETHER * (N + 1)], next_back[TOGETHER * (N + 1)], d_residuals[TOGETHER * (N + 1)];
     const int s = blockIdx.y, tid = threadIdx.x, segment = tid / LANES, b = blockIdx.x * TOGETHER + segment;
     const int begin = tid % LANES / GROUP;
     const bool there = b < batch;
 
-    auto look = [&](int t, State& x) {
-        // loads wait for one another as little as may be: what is read of a state that was not reached is not used
-        const bool inside = there && t < N, decides = inside && t < T, follows = !STRING && inside && t > 0;
+    auto load = [&](int t, State& x) {
+        // loads are independent of one another: values of a state that was not reached are read and not used
+        const bool inside = there && t < N, decides = inside && t < T, follows = !APPEND && inside && t > 0;
         const i64 at = ((i64)t * seeds + s) * batch + b, before = at - (i64)seeds * batch;
         const int drawn = decides ? (int)moves[at] : -2, by = follows ? (int)moves[before] : STOP;
         x.alive = decides && alives[at];
         x.came = follows && alives[before] && by != STOP;
-        x.known = inside && (STRING ? x.alive : x.came || t == 0);
+        x.known = inside && (APPEND ? x.alive : x.came || t == 0);
         x.row = !inside ? 0 : t < EARLY ? numbers[at] : early_states + (t - EARLY) * batch + b;
         x.log_p = x.log_b = x.flow = x.entropy = 0.f;
         const float* from = outs + ((i64)s * rows + x.row) * COLUMNS;
@@ -99,45 +102,45 @@ extern "C" __global__ void __launch_bounds__(THREADS) residuals(
             for (int i = 0; i < EACH; ++i) out[i] = from[OUTPUT(i)];
         }
         const int move = x.alive ? drawn : -2;
-        float z[MOVES], came_of[MOVES], top = -3e38f, total = 0.f, moment = 0.f, chosen = 0.f;
+        float z[MOVES], posterior[MOVES], top = -3e38f, total = 0.f, moment = 0.f, chosen = 0.f;
 #pragma unroll
         for (int i = 0; i < MOVES; ++i) {
             const int o = OUTPUT(i);
-            const bool open = STRING ? o < SIZE || (o == STOP && t >= LEAST) : o == STOP || state[o < D ? o : 0] < SIZE - 1;
+            const bool open = APPEND ? o < SIZE || (o == STOP && t >= LEAST) : o == STOP || state[o < D ? o : 0] < SIZE - 1;
             z[i] = x.alive && open && o < M ? out[i] : -1e9f;
             top = fmaxf(top, z[i]);
         }
         top = highest(top);
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) x.onward[i] = x.backward[i] = 0.f;
+        for (int i = 0; i < EACH; ++i) x.d_forward[i] = x.d_backward[i] = 0.f;
 #pragma unroll
         for (int i = 0; i < MOVES; ++i) {
-            x.onward[i] = expf(z[i] - top);
-            total += x.onward[i];
-            moment += x.onward[i] * (z[i] - top);
+            x.d_forward[i] = expf(z[i] - top);
+            total += x.d_forward[i];
+            moment += x.d_forward[i] * (z[i] - top);
         }
         total = added(total);
         moment = added(moment);
-        if (NOISY) {  // the actions that may have led to the move, each with its share
-            float most = -3e38f, ways = 0.f;
+        if (NOISY) {  // the posterior of the action given the move
+            float most = -3e38f, norm = 0.f;
 #pragma unroll
             for (int i = 0; i < MOVES; ++i) {
                 const int o = OUTPUT(i);
                 const float log_k = o == STOP || move == STOP ? (o == move ? 0.f : -1e9f) : decides && o < M ? log_ks[at * M + o] : 0.f;
-                came_of[i] = z[i] > -5e8f ? z[i] + log_k : -2e9f;
-                most = fmaxf(most, came_of[i]);
+                posterior[i] = z[i] > -5e8f ? z[i] + log_k : -2e9f;
+                most = fmaxf(most, posterior[i]);
             }
             most = highest(most);
 #pragma unroll
-            for (int i = 0; i < MOVES; ++i) ways += came_of[i] = expf(came_of[i] - most);
-            ways = added(ways);
+            for (int i = 0; i < MOVES; ++i) norm += posterior[i] = expf(posterior[i] - most);
+            norm = added(norm);
 #pragma unroll
-            for (int i = 0; i < MOVES; ++i) came_of[i] /= ways;
-            chosen = most + logf(ways);
+            for (int i = 0; i < MOVES; ++i) posterior[i] /= norm;
+            chosen = most + logf(norm);
         } else {
 #pragma unroll
             for (int i = 0; i < MOVES; ++i) {
-                came_of[i] = OUTPUT(i) == move ? 1.f : 0.f;
+                posterior[i] = OUTPUT(i) == move ? 1.f : 0.f;
                 if (OUTPUT(i) == move) chosen = z[i];
             }
             chosen = added(chosen);
@@ -148,21 +151,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) residuals(
             if (DETAILED) x.flow = out[GROUP == 1 ? FLOW : 0];
         }
 #pragma unroll
-        for (int i = 0; i < MOVES; ++i) x.onward[i] = x.alive ? came_of[i] - x.onward[i] / total : 0.f;
-        if (!STRING && x.came) {  // a state of the grid has several parents: the probability of the one it came from
-            float most = -3e38f, ways = 0.f, parents = 0.f;
+        for (int i = 0; i < MOVES; ++i) x.d_forward[i] = x.alive ? posterior[i] - x.d_forward[i] / total : 0.f;
+        if (!APPEND && x.came) {  // a lattice point has several parents: P_B of the one it came from
+            float most = -3e38f, norm = 0.f, parents = 0.f;
             if (LEARNED) {
 #pragma unroll
                 for (int d = 0; d < D; ++d) {
-                    x.backward[BACK(d)] = state[d] > 0 ? out[BACK(d)] : -1e9f;
-                    most = fmaxf(most, x.backward[BACK(d)]);
+                    x.d_backward[BACK(d)] = state[d] > 0 ? out[BACK(d)] : -1e9f;
+                    most = fmaxf(most, x.d_backward[BACK(d)]);
                     if (d == by) x.log_b = out[BACK(d)];
                 }
 #pragma unroll
-                for (int d = 0; d < D; ++d) ways += x.backward[BACK(d)] = expf(x.backward[BACK(d)] - most);
-                x.log_b -= most + logf(ways);
+                for (int d = 0; d < D; ++d) norm += x.d_backward[BACK(d)] = expf(x.d_backward[BACK(d)] - most);
+                x.log_b -= most + logf(norm);
 #pragma unroll
-                for (int d = 0; d < D; ++d) x.backward[BACK(d)] = (d == by ? 1.f : 0.f) - x.backward[BACK(d)] / ways;
+                for (int d = 0; d < D; ++d) x.d_backward[BACK(d)] = (d == by ? 1.f : 0.f) - x.d_backward[BACK(d)] / norm;
             } else {
                 for (int d = 0; d < D; ++d) parents += state[d] > 0 ? 1.f : 0.f;
                 x.log_b = -logf(fmaxf(parents, 1.f));
@@ -170,46 +173,46 @@ extern "C" __global__ void __launch_bounds__(THREADS) residuals(
         }
     };
 
-    const float log_z = (float)z_scale * log_z_unit[s], log_reward = there ? log_rewards[by_number ? finals[s * batch + b] : s * batch + b] : 0.f;
+    const float log_z = (float)z_scale * log_z_unit[s], log_reward = there ? log_rewards[by_number ? final_numbers[s * batch + b] : s * batch + b] : 0.f;
 
-    // all states, for what the trajectory says as a whole
+    // all states, for the sums of the trajectory
     State x;
-    float travelled = 0.f, entropy = 0.f, met_here = 0.f;
+    float log_ratio = 0.f, entropy = 0.f, reached_here = 0.f;
     const bool counts_once = tid % GROUP == 0;
     for (int t = begin; t < (N + STRIDE - 1) / STRIDE * STRIDE; t += STRIDE) {
-        look(t, x);
+        load(t, x);
         if (!counts_once) continue;
-        travelled += x.log_p - x.log_b;
+        log_ratio += x.log_p - x.log_b;
         entropy += x.entropy;
-        met_here += x.known ? 1.f : 0.f;
+        reached_here += x.known ? 1.f : 0.f;
         if (DETAILED && t < N) {
             next_flow[segment * (N + 1) + t] = x.flow;
             next_back[segment * (N + 1) + t] = x.log_b;
         }
     }
-    travelled = whole(travelled);
+    log_ratio = whole(log_ratio);
     entropy = whole(entropy);
-    met_here = whole(met_here);
-    const float estimate = log_reward - travelled;
-    float loss = (log_z - estimate) * (log_z - estimate), pull = 2.f * (log_z - estimate) / batch, before = pull, to_z = pull;
-    if (DETAILED) {  // one state a thread (balance_kernel.fits)
+    reached_here = whole(reached_here);
+    const float estimate = log_reward - log_ratio;
+    float loss = (log_z - estimate) * (log_z - estimate), d_residual = 2.f * (log_z - estimate) / batch, before = d_residual, d_z = d_residual;
+    if (DETAILED) {  // one state per thread (gradient.py sees to it)
         const int t = begin, mine = segment * (N + 1) + t;
-        const float share = 1.f / (STRING && STOP < 0 ? (float)T * batch : (float)taken[s]);
+        const float share = 1.f / (APPEND && STOP < 0 ? (float)T * batch : (float)decisions[s]);
         const bool goes_on = there && t < T - 1 && alives[((i64)(t + 1) * seeds + s) * batch + b];
         __syncthreads();
         const float onto = goes_on ? next_flow[mine + 1] + log_z : log_reward;
         const float residual = x.alive ? x.flow + log_z + x.log_p - onto - (t + 1 < N ? next_back[mine + 1] : 0.f) : 0.f;
-        pull = 2.f * share * residual;
-        if (t < N) pulls[mine] = pull;
+        d_residual = 2.f * share * residual;
+        if (t < N) d_residuals[mine] = d_residual;
         __syncthreads();
-        before = t > 0 && t < N ? pulls[mine - 1] : 0.f;
+        before = t > 0 && t < N ? d_residuals[mine - 1] : 0.f;
         loss = whole(residual * residual) * share * batch;
-        to_z = whole(goes_on ? 0.f : pull);
+        d_z = whole(goes_on ? 0.f : d_residual);
     }
 
     int place = 0;
     if (LISTED) {
-        const int late = max((int)met_here - EARLY, 0);
+        const int late = max((int)reached_here - EARLY, 0);
         __shared__ int places[TOGETHER];
         if (there && tid % LANES == 0 && late > 0) places[segment] = atomicAdd(counts + s, late);
         __syncthreads();
@@ -220,23 +223,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) residuals(
         losses[at] = loss;
         estimates[at] = estimate;
         entropies[at] = entropy;
-        to_log_z[at] = to_z;
-        reached[at] = (int)met_here;
+        d_log_z[at] = d_z;
+        reached[at] = (int)reached_here;
     }
     for (int t = begin; t < (N + STRIDE - 1) / STRIDE * STRIDE; t += STRIDE) {
-        if (N > STRIDE) look(t, x);
-        if (!x.known) continue;  // nobody will ask
-        float* to = slopes + ((i64)s * rows + x.row) * COLUMNS;
-        if (LISTED && t >= EARLY && tid % GROUP == 0) met[place + t - EARLY] = x.row;
+        if (N > STRIDE) load(t, x);
+        if (!x.known) continue;  // not reached: no gradient
+        float* to = d_outs + ((i64)s * rows + x.row) * COLUMNS;
+        if (LISTED && t >= EARLY && tid % GROUP == 0) list[place + t - EARLY] = x.row;
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            x.onward[i] = pull * x.onward[i] - before * x.backward[i];
-            if (DETAILED && x.alive && OUTPUT(i) == FLOW) x.onward[i] += pull - before;
+            x.d_forward[i] = d_residual * x.d_forward[i] - before * x.d_backward[i];
+            if (DETAILED && x.alive && OUTPUT(i) == FLOW) x.d_forward[i] += d_residual - before;
         }
         if (GROUP == 1) {
 #pragma unroll
             for (int i = 0; i < EACH; i += 4) {
-                const float4 four = make_float4(x.onward[i], x.onward[i + 1], x.onward[i + 2], x.onward[i + 3]);
+                const float4 four = make_float4(x.d_forward[i], x.d_forward[i + 1], x.d_forward[i + 2], x.d_forward[i + 3]);
                 if (t >= EARLY)
                     *(float4*)(to + i) = four;
                 else if (i < USED)
@@ -246,9 +249,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) residuals(
 #pragma unroll
             for (int i = 0; i < EACH; ++i) {
                 if (t >= EARLY)
-                    to[OUTPUT(i)] = x.onward[i];
+                    to[OUTPUT(i)] = x.d_forward[i];
                 else
-                    atomicAdd(to + OUTPUT(i), x.onward[i]);
+                    atomicAdd(to + OUTPUT(i), x.d_forward[i]);
             }
         }
     }

@@ -1,9 +1,10 @@
-// An update of a block of parameters: `squares` sums the gradient's squares, `update` clips each seed's gradient, takes Adam's step and moves the
-// averages. A block of threads takes a span: [n, 3] of the first number, the last + 1 and the seed.
+// An update of a block of parameters: `squares` sums the squares of the gradient, `update` clips each seed's gradient, takes
+// Adam's step and moves the averages. A block of threads takes a span: [n, 3] of the first number, the last + 1, the seed.
 //
-// Defined by the host (adam_kernel.py): THREADS, FOLLOWS (there is a follower).
+// Defines (update.py): THREADS, FOLLOWS (there is a follower).
 
-#define WIDE(first, last) ((first) % 4 == 0 && (last) % 4 == 0)  // a span whose numbers may be read and written four at a time
+// Whether a span may be read and written four numbers at a time.
+#define WIDE(first, last) ((first) % 4 == 0 && (last) % 4 == 0)
 
 __device__ __forceinline__ float whole(float value) {
     __shared__ float of_warps[THREADS / 32];
@@ -16,17 +17,17 @@ __device__ __forceinline__ float whole(float value) {
     return value;
 }
 
-// One block more than there are spans: the last works out what every block of `update` needs to know.
+// One block more than there are spans: the last computes the rates that every block of `update` needs.
 extern "C" __global__ void __launch_bounds__(THREADS) squares(
-    float* parts, float* paces, float* count,  // [n] sums; [3]; steps of Adam
+    float* parts, float* rates, float* adam_step,  // [n] sums of squares; [3]; Adam's step count
     const float* gradient, const int* summed, const double* step, double rate, double tau, double decay, double recent, double log_beta1,
     double log_beta2) {
     if (blockIdx.x == gridDim.x - 1) {
         if (threadIdx.x == 0) {
-            const float now = (float)*step, taken = *count += 1.f;
-            paces[0] = (float)rate * expf(-(float)decay * log1pf(now / (float)tau)) / -expm1f(taken * (float)log_beta1);
-            paces[1] = 1.f / sqrtf(-expm1f(taken * (float)log_beta2));
-            paces[2] = 1.f / (1.f + now / (float)recent);
+            const float now = (float)*step, taken = *adam_step += 1.f;
+            rates[0] = (float)rate * expf(-(float)decay * log1pf(now / (float)tau)) / -expm1f(taken * (float)log_beta1);
+            rates[1] = 1.f / sqrtf(-expm1f(taken * (float)log_beta2));
+            rates[2] = 1.f / (1.f + now / (float)recent);
         }
         return;
     }
@@ -46,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) squares(
     if (threadIdx.x == 0) parts[blockIdx.x] = total;
 }
 
-// A thread's four numbers of every 4 * THREADS: in a row, or one of each THREADS.
+// A thread's four of every 4 * THREADS numbers: neighbours, or THREADS apart.
 template <bool IN_A_ROW>
 __device__ __forceinline__ void read(float* to, const float* from, int i, int last) {
     if (IN_A_ROW) {
@@ -77,13 +78,13 @@ struct Parameters {
     const float* gradient;
 };
 
-struct Pace {
+struct Adam {
     float rate, inverse, weight, follow, one, kept, two, eps;
 };
 
-// `scale` waits for everybody; numbers are on their way meanwhile.
+// `scale` synchronises the block; the first loads are in flight meanwhile.
 template <bool IN_A_ROW, typename Scale>
-__device__ __forceinline__ void take(const Parameters& p, const Pace& pace, int first, int last, Scale scale) {
+__device__ __forceinline__ void take(const Parameters& p, const Adam& adam, int first, int last, Scale scale) {
     Four g, m, v, x, a, f;
     auto load = [&](int i) {
         read<IN_A_ROW>(g.of, p.gradient, i, last);
@@ -100,14 +101,14 @@ __device__ __forceinline__ void take(const Parameters& p, const Pace& pace, int 
         if (i != begin) load(i);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            const float slope = g.of[k] * clipped;
-            m.of[k] += pace.one * (slope - m.of[k]);
-            v.of[k] = pace.kept * v.of[k] + pace.two * slope * slope;
+            const float scaled = g.of[k] * clipped;
+            m.of[k] += adam.one * (scaled - m.of[k]);
+            v.of[k] = adam.kept * v.of[k] + adam.two * scaled * scaled;
             float root;
-            asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(v.of[k]));  // right to a bit or two, as the division is
-            x.of[k] -= __fdividef(pace.rate * m.of[k], root * pace.inverse + pace.eps);
-            a.of[k] += pace.weight * (x.of[k] - a.of[k]);
-            if (FOLLOWS) f.of[k] += pace.follow * (x.of[k] - f.of[k]);
+            asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(v.of[k]));  // accurate to a bit or two, as the division is
+            x.of[k] -= __fdividef(adam.rate * m.of[k], root * adam.inverse + adam.eps);
+            a.of[k] += adam.weight * (x.of[k] - a.of[k]);
+            if (FOLLOWS) f.of[k] += adam.follow * (x.of[k] - f.of[k]);
         }
         write<IN_A_ROW>(p.mean, m.of, i, last);
         write<IN_A_ROW>(p.square, v.of, i, last);
@@ -118,23 +119,24 @@ __device__ __forceinline__ void take(const Parameters& p, const Pace& pace, int 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) update(
-    float* values, float* mean, float* square, float* average, float* follower, float* norms, double* step,  // changed in place; norms [S] are written
-    const float* gradient, const float* parts, const float* paces, const int* updated, int num_parts, int ends, double clip,
+    // changed in place; norms [S] are written
+    float* values, float* mean, float* square, float* average, float* follower, float* norms, double* step,
+    const float* gradient, const float* parts, const float* rates, const int* updated, int num_parts, int ends, double clip,
     double follow, double beta1, double beta2, double eps) {
-    if (ends && blockIdx.x == 0 && threadIdx.x == 0) *step += 1;  // of which `squares` has made the paces
+    if (ends && blockIdx.x == 0 && threadIdx.x == 0) *step += 1;  // `squares` has read it
     const int first = updated[3 * blockIdx.x], last = updated[3 * blockIdx.x + 1], seed = updated[3 * blockIdx.x + 2];
-    const Pace pace = {paces[0], paces[1], paces[2], (float)follow, (float)(1 - beta1), (float)beta2, (float)(1 - beta2), (float)eps};
+    const Adam adam = {rates[0], rates[1], rates[2], (float)follow, (float)(1 - beta1), (float)beta2, (float)(1 - beta2), (float)eps};
     const Parameters parameters = {values, mean, square, average, follower, gradient};
     auto scale = [&] {
         float total = 0.f;
 #pragma unroll 4
-        for (int i = threadIdx.x; i < num_parts; i += THREADS) total += parts[seed * num_parts + i];  // of each seed as many, in a row
+        for (int i = threadIdx.x; i < num_parts; i += THREADS) total += parts[seed * num_parts + i];
         const float norm = sqrtf(whole(total));
-        if (threadIdx.x == 0) norms[seed] = norm;  // by all of a seed's blocks, the same
+        if (threadIdx.x == 0) norms[seed] = norm;  // the same from all blocks of a seed
         return fminf((float)clip / fmaxf(norm, 1e-12f), 1.f);
     };
     if (WIDE(first, last))
-        take<true>(parameters, pace, first, last, scale);
+        take<true>(parameters, adam, first, last, scale);
     else
-        take<false>(parameters, pace, first, last, scale);
+        take<false>(parameters, adam, first, last, scale);
 }

@@ -1,23 +1,23 @@
-"""Clipping, Adam and the running averages of a block of parameters in two GPU kernels (adam.cu): one sums squares, one does the rest."""
+"""Clipping, Adam and the averages of a block of parameters in two kernels (update.cu): one sums squares, one does the rest."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stochflow.engines.cuda import driver as cuda_source
+from stochflow.engines.cuda.driver import Kernel, kernel
+from stochflow.engines.flat import FlatParameters
 
-BLOCK = 512  # numbers a block of threads updates at least
-ENOUGH = (
-    284  # blocks: where there would be more, each updates more numbers, because each adds up the sums of squares first
-)
-LARGE = 2048  # numbers a block, which are then enough
+BLOCK = 512  # numbers that a block of threads updates at least
+ENOUGH = 284  # blocks: beyond, each updates more numbers, because each adds up the sums of squares first
+LARGE = 2048  # numbers per block, at most for that reason
 BLOCKS = 8192  # blocks at most, about
 PARTS = 512  # sums of squares of all seeds together, about
 THREADS = 128
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Spans(NamedTuple):
@@ -36,58 +36,36 @@ def spans(pieces: list[tuple[int, int, int]], device: torch.device) -> Spans:
 
     def cut(size: int) -> Tensor:
         rows = [(at, min(at + size, last), seed) for first, last, seed in pieces for at in range(first, last, size)]
-        rows.sort(key=lambda row: row[2])  # of each seed as many: their parameters are alike
+        rows.sort(key=lambda row: row[2])  # the same number for each seed: their parameters are alike
         return torch.tensor(rows, dtype=torch.int32, device=device)
 
     return Spans(cut(in_blocks(PARTS)), cut(max(in_blocks(BLOCKS), min(LARGE, in_blocks(ENOUGH)))))
 
 
-def kernels(device: torch.device, follows: bool) -> tuple[Any, Any] | None:
-    """Both, compiled; None where they cannot be had."""
-    with torch.cuda.device(device):
-        defines, chip = (("THREADS", THREADS), ("FOLLOWS", int(follows))), torch.cuda.get_device_capability(device)
-        index = torch.cuda.current_device()
-        found = [
-            cuda_source.compiled(("common.cuh", "update.cu"), name, defines, 0, chip, index)
-            for name in ("squares", "update")
-        ]
-    return None if None in found else (found[0], found[1])
+def kernels(flat: FlatParameters) -> tuple[Kernel, Kernel]:
+    """Both, compiled."""
+    defines = {"THREADS": THREADS, "FOLLOWS": flat.follower is not None}
+    squares, update = (kernel("update.cu", name, defines, 0, flat.device) for name in ("squares", "update"))
+    return squares, update
 
 
-def update(
-    values: Tensor,
-    gradient: Tensor,
-    moments: Tensor,
-    average: Tensor,
-    follower: Tensor | None,
-    norms: Tensor,
-    count: Tensor,
-    where: Spans,
-    step: Tensor,
-    ends: bool,
-    *,
-    clip: float,
-    lr: float,
-    tau: float,
-    decay: float,
-    recent: float,
-    follow: float,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-) -> None:
-    """One step of everything, in place but for the gradient: each seed's gradient is scaled to a norm of at most `clip`, Adam's rate is lr / (1 + step / tau)^decay,
-    the average takes 1 / (1 + step / recent) of the new values, the follower `follow` of them. `norms` [S] are those before clipping. Where this `ends` a
-    step, it is counted."""
-    found = kernels(values.device, follower is not None)
-    assert found is not None
+@torch.no_grad()
+def update(flat: FlatParameters, where: Spans, step: Tensor, ends: bool) -> Tensor:
+    """One step in place: each seed's gradient is scaled to a norm of at most `clip`; Adam's rate is lr / (1 + step / TAU)^decay,
+    the average takes 1 / (1 + step / RECENT) of the new values, the follower FOLLOW of them. Where this `ends` an iteration,
+    `step` is counted. The norms before clipping [S]."""
+    squares, move = kernels(flat)
     many = len(where.summed)
-    parts, paces = gradient.new_empty(many + 3).split((many, 3))
-    block = (THREADS, 1, 1)
-    pace = [lr, tau, decay, recent, math.log(beta1), math.log(beta2)]
-    found[0]((many + 1, 1, 1), block, [parts, paces, count, gradient, where.summed, step, *pace], 0)
-    state = [values, moments[0], moments[1], average, values if follower is None else follower, norms]
-    found[1](
-        (len(where.updated), 1, 1), block,
-        [*state, step, gradient, parts, paces, where.updated, many // len(norms), int(ends), clip, follow, beta1, beta2, eps], 0,
-    )  # fmt: skip
+    parts, rates = flat.grad.new_empty(many + 3).split((many, 3))
+    curve = [float(x) for x in (flat.lr, flat.TAU, flat.decay, flat.RECENT)]
+    squares(
+        (many + 1, 1, 1),
+        THREADS,
+        [parts, rates, flat.adam_step, flat.grad, where.summed, step, *curve, math.log(BETA1), math.log(BETA2)],
+    )
+    follower = flat.values if flat.follower is None else flat.follower
+    state = [flat.values, flat.moments[0], flat.moments[1], flat.average, follower, flat.norms, step]
+    numbers = [many // flat.num_seeds, int(ends), float(flat.clip), flat.FOLLOW, BETA1, BETA2, EPS]
+    move((len(where.updated), 1, 1), THREADS, [*state, flat.grad, parts, rates, where.updated, *numbers])
+    flat.changed()
+    return flat.norms

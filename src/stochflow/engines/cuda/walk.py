@@ -1,7 +1,6 @@
-"""A whole rollout in one GPU kernel (walk.cu): every step of every trajectory without a return to the host or to other kernels.
+"""A whole rollout in one kernel (walk.cu): every step of every trajectory without a return to the host or to other kernels.
 
-It covers the grid and strings, `Exact` and `Slip`, and two-layer networks with or without a look-up table (`fits`); everything else
-walks step by step in `rollout`, which is also what happens where the kernel cannot be compiled.
+It covers worlds that `lower` knows, `Exact` and `Slip`, and two hidden layers with or without a look-up table (`why_not`).
 """
 
 from __future__ import annotations
@@ -11,251 +10,307 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow.engines.cuda import driver as cuda_source
+from stochflow.engines.base import Request, Trace, Walk
+from stochflow.engines.cuda.driver import Kernel, kernel, shared_memory
+from stochflow.engines.lower import Lowered, lower
 from stochflow.nets.lookup import _LookupTrunk, inner_mlp
 from stochflow.nets.mlp import _MLPTrunk
 from stochflow.nets.policy import Early, Policy
 from stochflow.ops import always, zeros
-from stochflow.types import Fading, Task, Trajectories
+from stochflow.types import Explore, Fading, Task, Trajectories
 from stochflow.worlds.channels import Exact, Slip
-from stochflow.worlds.grid import Grid
-from stochflow.worlds.strings import Strings
 
-Explore = Fading | Tensor | float | None
 WIDTHS = (16, 32, 64, 128, 256)  # of hidden layers and of the look-up table
 SMALL_HEAD = 32  # outputs whose weights are in shared memory
-MOST_MOVES = 256  # of a large head, four a thread: narrow networks have 64 threads
-MOST_ROWS = 8  # trajectories a block
-HELD = {
-    1: 11,
-    2: 11,
-    4: 11,
-    8: 10,
-}  # groups of four inputs whose weights of the second layer are in registers, by trajectories a block
-MOST_RESIDENT = 4  # blocks of threads a multiprocessor for which registers are saved
-HELD_BESIDE = {1: 8, 2: 8, 4: 10, 8: 10}  # the same beside a large head
+MOST_MOVES = 256  # of a large head, four per thread: narrow networks have 64 threads
+MOST_COLUMNS = 256  # of a state, which is in shared memory
+MOST_ROWS = 8  # trajectories per block
+# Groups of four inputs whose weights of the second layer are in registers, by trajectories per block, and the same beside
+# a large head.
+HELD = {1: 11, 2: 11, 4: 11, 8: 10}
+HELD_BESIDE = {1: 8, 2: 8, 4: 10, 8: 10}
+MOST_RESIDENT = 4  # blocks per multiprocessor for which registers are saved
 
 
-class Trace(NamedTuple):
-    """What the network made of each state that a rollout reached: the activations of its layers, for whoever learns before the weights change.
+class Activations(NamedTuple):
+    """Of each state of a walk. A row per state: first the early ones, which all trajectories share, then step by step those
+    of each trajectory; rows of states that were not reached hold anything."""
 
-    A row a state: first the early ones, which all trajectories share, then step by step those of each trajectory.
-    """
-
-    sums: Tensor  # [S, R, H] the first layer before its rectifier; of states that were not reached it is anything, and so are the others
-    hidden: Tensor  # [S, R, H] the second after it
-    outs: Tensor  # [S, R, columns] the head, padded, flows left out where there are many moves
-    numbers: Tensor  # [steps, S, B] int32: which early state it was
-    entries: (
-        Tensor | None
-    )  # [S, R] int32: which row of its look-up table the network read, of the states after the early ones
+    sums: Tensor  # [S, R, H] the first layer before its rectifier
+    hidden: Tensor  # [S, R, H] the second layer after it
+    outs: Tensor  # [S, R, columns] the head, padded; of many outputs those of the moves
+    numbers: Tensor  # [early steps, S, B] int32: which early state it was
+    entries: Tensor | None  # [S, R] int32: the row of the look-up table, of the states after the early ones
     early: Early | None
-    finals: Tensor  # [S, B] the numbers of the last states, where numbers have 64 bits
-    head: Tensor  # [S, inputs, outputs] its weights; of a large one those of the kept outputs, in rows of even length
+    final: Tensor  # [S, B] the numbers of the last states, where numbers have 64 bits
+    head: Tensor  # [S, inputs, outputs] the head's weights; of many outputs the kept ones, padded
 
 
-def traced_rows(policy: Any, steps: int, batch: int) -> int:
-    """Rows of a trace."""
+class CudaTrace(Trace):
+    """The activations of one walk; the next walk has others."""
+
+    keyed = True
+    activations: Activations
+
+    def hold(self, activations: Activations) -> CudaTrace:
+        self.activations, self.final = activations, activations.final
+        self.begin()
+        return self
+
+
+class Network(NamedTuple):
+    """A policy as the kernels see it."""
+
+    one: Any  # the hidden layers
+    two: Any
+    head: Any
+    table: Tensor | None  # [S, rows, W], whose rows are inputs of the head beside the second layer
+    features: int
+    hidden: int
+    outputs: int
+    columns: int  # outputs that a walk keeps, padded: all of them, or of many those of the moves
+    rows: int  # of the table
+    width: int
+
+    @property
+    def small(self) -> bool:
+        return self.outputs <= SMALL_HEAD
+
+
+def network(policy: Policy) -> Network:
+    """Of a policy that `why_not` accepts."""
+    trunk: Any = policy.trunk
+    (one, two), head = inner_mlp(trunk).layers, policy.head
+    table = trunk.table.weight if type(trunk) is _LookupTrunk else None
+    _, features, hidden = one.weight.shape
+    outputs, (_, rows, width) = head.weight.shape[2], (0, 0, 0) if table is None else table.shape
+    columns = max(16, 1 << ((outputs if outputs <= SMALL_HEAD else policy.env.num_moves) - 1).bit_length())
+    return Network(one, two, head, table, features, hidden, outputs, columns, rows, width)
+
+
+def lowered(env: Any) -> Lowered:
+    """Of an environment that `why_not` accepts."""
+    world = lower(env)
+    assert world is not None
+    return world
+
+
+def world_defines(world: Lowered) -> dict[str, int]:
+    """The rules of a world for a kernel."""
+    return {
+        "APPEND": world.append, "D": world.columns, "SIZE": world.size, "LEAST": world.least, "STOP": world.stop,
+        "M": world.moves, "T": world.horizon,
+    }  # fmt: skip
+
+
+def traced_rows(policy: Policy, steps: int, batch: int) -> int:
+    """Rows of a trace of so many states per trajectory."""
     early = policy.early(steps, batch)
     return steps * batch if early is None else len(early.states) + (steps - early.steps) * batch
 
 
-def fits(task: Task, policy: Any) -> bool:
-    """Whether the kernel knows this environment, channel and network."""
-    env: Any = task.env
-    trunk: Any = getattr(policy, "trunk", None)
-    mlp = inner_mlp(trunk)
-    if not (
-        type(policy) is Policy
-        and type(mlp) is _MLPTrunk
-        and policy.encoder is None
-        and len(mlp.layers) == 2
-        and mlp.width in WIDTHS
-    ):
-        return False
-    small = policy.head.weight.shape[2] <= SMALL_HEAD
-    return (
-        type(env) in (Grid, Strings)
-        and type(task.channel) in (Exact, Slip)
-        and (trunk is mlp or (type(env) is Strings and small and trunk.table.weight.shape[-1] in WIDTHS))
-        and (small or (type(env) is Strings and env.num_moves <= MOST_MOVES))
-        and env.state_dim <= 256  # states are in shared memory
-        and policy.head.weight.dtype == torch.float32
-    )
+def why_not(task: Task, policy: Any) -> str | None:
+    """Which part of the environment, channel or network the kernel does not cover; None: it covers all."""
+    world, channel = lower(task.env), task.channel
+    if world is None:
+        return f"cuda does not cover the environment {type(task.env).__name__}"
+    if channel.begin(task.env.initial((1, 1))) is not None:
+        return "cuda does not cover a channel with memory"
+    if type(channel) not in (Exact, Slip):
+        return f"cuda covers the channels Exact and Slip, not {type(channel).__name__}"
+    if world.columns > MOST_COLUMNS:
+        return f"cuda covers states of at most {MOST_COLUMNS} columns, not {world.columns}"
+    return _why_not_network(world, policy)
 
 
-def columns(policy: Any) -> int:
-    """Outputs of the head that a walk keeps, padded: all of them, or of many those of the moves."""
-    outputs = policy.head.weight.shape[2]
-    return max(16, 1 << (outputs - 1 if outputs <= SMALL_HEAD else policy.env.num_moves - 1).bit_length())
+def _why_not_network(world: Lowered, policy: Any) -> str | None:
+    mlp = inner_mlp(getattr(policy, "trunk", None))
+    if type(policy) is not Policy or type(mlp) is not _MLPTrunk or policy.encoder is not None:
+        return "cuda covers networks of fully connected layers alone (mlp and lookup)"
+    if len(mlp.layers) != 2:
+        return f"cuda covers networks of two hidden layers, not {len(mlp.layers)}"
+    if mlp.width not in WIDTHS:
+        return f"cuda covers hidden layers of {_words(WIDTHS)}, not {mlp.width}"
+    net = network(policy)
+    if net.head.weight.dtype != torch.float32:
+        return f"cuda covers float32 weights, not {net.head.weight.dtype}"
+    if net.table is not None and (not world.append or not net.small):
+        return f"cuda covers a look-up table on strings with at most {SMALL_HEAD} outputs alone"
+    if net.table is not None and net.width not in WIDTHS:
+        return f"cuda covers look-up tables of width {_words(WIDTHS)}, not {net.width}"
+    if not net.small and not (world.append and world.moves <= MOST_MOVES):
+        return f"cuda covers at most {MOST_MOVES if world.append else SMALL_HEAD} outputs, not {net.outputs}"
+    if net.one.weight.data_ptr() % 16 or net.two.weight.data_ptr() % 16:
+        return "cuda reads four weights at a time, and this policy's are not aligned"
+    return None
 
 
-def _threads(hidden: int) -> int:
-    return min(256, hidden * hidden // 4)
+def _words(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
+
+
+# launches -------------------------------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """A launch: what the kernel is compiled for, blocks per seed, threads per block and bytes of shared memory."""
+
+    defines: dict[str, int]
+    blocks: int
+    threads: int
+    shared: int
+
+
+def plans(request: Request) -> list[Plan] | str:
+    """The launches of a walk, one or two; a reason where shared memory does not suffice."""
+    task, policy, batch = request.task, request.policy, request.batch
+    world, net, traced = lowered(task.env), network(policy), request.trace is not None
+    steps = world.states_asked if traced else world.horizon  # a gradient needs the last state's backward policy
+    early = policy.early(steps, batch)
+    known_steps, known_states = (0, 0) if early is None else (early.steps, len(early.states))
+    properties: Any = torch.cuda.get_device_properties(policy.device)
+    limits = shared_memory(policy.device) // 4, properties.multi_processor_count
+    threads = min(256, net.hidden * net.hidden // 4)
+    units = min(4, net.hidden * net.hidden // threads // 4)
+    common = world_defines(world) | {
+        "H": net.hidden, "TRACE": traced, "OUT": net.outputs, "COLUMNS": net.columns, "W": net.width, "UNITS": units,
+        "SLIPS": isinstance(task.channel, Slip) and task.channel.alpha > 0, "THREADS": threads, "FEATURES": net.features,
+        "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": net.columns if traced else net.outputs,
+        "SMALL_HEAD": net.small,
+    }  # fmt: skip
+    found = []
+    for begin, end, through in ((0, known_steps, False), (known_steps, steps, True)):
+        if begin < end:
+            part = {"BEGIN": begin, "END": end, "NETWORK": through, "HANDS_ON": end < steps}
+            plan = _plan(common | part, policy.num_seeds, batch, *limits)
+            if plan.shared > 4 * limits[0]:
+                return (
+                    f"cuda needs {plan.shared} bytes of shared memory for the walk, and the device has {4 * limits[0]}"
+                )
+            found.append(plan)
+    return found
+
+
+def _plan(sizes: dict[str, int], seeds: int, batch: int, most: int, processors: int) -> Plan:
+    """One launch, for a device with so many numbers of shared memory per block and so many multiprocessors."""
+    through, small, kept, hidden = sizes["NETWORK"], sizes["SMALL_HEAD"], sizes["COLUMNS"], sizes["H"]
+    threads, units, width = sizes["THREADS"], sizes["UNITS"], sizes["W"]
+    fours = hidden * hidden // threads // units // 4
+    rows = _rows(seeds * batch, threads) if through else threads // 32
+    held = min(fours, (HELD if small else HELD_BESIDE)[rows])
+    shared = rows * (2 * hidden + 16 + width + (5 if sizes["SLIPS"] else 3) * kept + sizes["D"] + 6) + kept
+    shared += sizes["OUT"] * (hidden + width) if through and small else 0 if small else rows * 4 * threads
+    placed = {}
+    wanted = {"REST_SHARED": (fours - held) * 4 * threads * units, "FIRST_SHARED": sizes["FEATURES"] * hidden}
+    for name, more in wanted.items():  # what does not fit is read from the cache at every step
+        placed[name] = int(through and shared + more <= most)
+        shared += more * placed[name]
+    head_kept = 0
+    if through and not small:
+        head_kept = max(0, min(max(4, hidden * kept // threads // 4), (most - shared) // (16 * threads) * 4))
+        shared += head_kept * 4 * threads
+    groups = -(-batch // rows)
+    together = 256 // hidden if through else 8  # blocks per multiprocessor
+    resident = max(1, min(MOST_RESIDENT, together, -(-groups * seeds // processors)))
+    defines = sizes | placed | {"HEAD_KEPT": head_kept, "RESIDENT": resident, "ROWS": rows, "HELD": held}
+    return Plan(defines, _blocks(groups, seeds, together * processors), threads, 4 * shared)
 
 
 def _rows(walks: int, threads: int) -> int:
-    """Trajectories a block, a warp each: one, as long as there are multiprocessors for all."""
+    """Trajectories per block, a warp each: one, as long as there are multiprocessors for all."""
     return min(threads // 32, 1 if walks <= 132 else 2 if walks <= 264 else 4 if walks <= 1056 else MOST_ROWS)
 
 
-def _blocks(groups: int, seeds: int, processors: int) -> int:
-    """Blocks that walk the groups of a seed, one after the other: as many as there is room for, and all about the same number."""
-    return -(-groups // -(-groups * seeds // processors))
+def _blocks(groups: int, seeds: int, most: int) -> int:
+    """Blocks that walk the groups of a seed, one after the other: as many as fit, and all about the same number."""
+    return -(-groups // -(-groups * seeds // most))
 
 
-def walk(task: Task, policy: Any, batch: int, explore: Explore) -> Trajectories | None:
-    """`rollout` for what `fits`, in law the same; the random numbers come from one draw of torch's generator. None: it cannot be compiled.
+def compile(request: Request) -> str | None:
+    """Compile what a walk needs; a reason where it does not fit the device."""
+    found = plans(request)
+    if isinstance(found, str):
+        return found
+    for plan in found:
+        _kernel(plan, request.policy.device)
+    return None
 
-    `explore` = probability of a uniform legal action.
-    """
-    with torch.cuda.device(policy.device):
-        found = _walk(task, policy, batch, explore, False)
-    return None if found is None else found[0]
 
-
-def traced_walk(
-    task: Task, policy: Any, batch: int, explore: Explore, key: Tensor, turn: Tensor
-) -> tuple[Trajectories, Trace] | None:
-    """The same, and what the network made of each state; its random numbers are those of `key` [1] and `turn`, which the kernel reads."""
-    with torch.cuda.device(policy.device):
-        return _walk(task, policy, batch, explore, True, key, turn)
+def _kernel(plan: Plan, device: torch.device) -> Kernel:
+    return kernel("walk.cu", "walk", plan.defines, plan.shared, device)
 
 
 @torch.no_grad()
-def _walk(
-    task: Task,
-    policy: Any,
-    batch: int,
-    explore: Any,
-    trace: bool,
-    key: Tensor | None = None,
-    turn: Tensor | None = None,
-) -> Any:
-    env: Any = task.env
-    channel: Any = task.channel
-    device = policy.device
-    trunk = policy.trunk
-    table = trunk.table.weight if type(trunk) is _LookupTrunk else None
-    one, two = inner_mlp(trunk).layers
-    seeds, horizon, wide = policy.num_seeds, env.horizon, env.state_dim
-    _, features, hidden = one.weight.shape
-    string = isinstance(env, Strings)
-    threads, width = _threads(hidden), 0 if table is None else table.shape[2]
-    outputs, kept = policy.head.weight.shape[2], columns(policy)
-    small, slips = outputs <= SMALL_HEAD, isinstance(channel, Slip) and channel.alpha > 0
-    steps = horizon + (trace and not env.tree)  # a walk needs nothing of the last state, but who learns a way back does
-    early = policy.early(steps, batch)
-    known_steps, known_states = (0, 0) if early is None else (early.steps, len(early.states))
-    units = min(4, hidden * hidden // threads // 4)
-    fours = hidden * hidden // threads // units // 4
-    properties: Any = torch.cuda.get_device_properties(device)
-    most = getattr(properties, "shared_memory_per_block_optin", 0) // 4  # not every PyTorch and not every chip says
-    common = {
-        "H": hidden, "T": horizon, "TRACE": trace, "STRING": string, "D": wide, "SIZE": env.tokens if string else env.side,
-        "LEAST": (env.min_length or 0) if string else 0, "STOP": -1 if env.stop is None else env.stop, "M": env.num_moves,
-        "OUT": outputs, "COLUMNS": kept, "W": width, "EXPLORES": explore is not None, "SLIPS": slips, "THREADS": threads,
-        "FEATURES": features, "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": kept if trace else outputs,
-        "UNITS": units, "SMALL_HEAD": small, "TURNS": turn is not None,
-    }  # fmt: skip
-
-    def launch(begin: int, end: int, network: bool) -> Any:
-        """A kernel, its blocks a seed and its shared memory, for these steps; None where it cannot be had."""
-        rows = _rows(seeds * batch, threads) if network else threads // 32
-        held = min(fours, (HELD if small else HELD_BESIDE)[rows])
-        shared = rows * (2 * hidden + 16 + width + (5 if slips else 3) * kept + wide + 6) + kept
-        shared += outputs * (hidden + width) if network and small else 0 if small else rows * 4 * threads
-        placed = {}
-        wanted = {"REST_SHARED": (fours - held) * 4 * threads * units, "FIRST_SHARED": features * hidden}
-        for name, more in wanted.items():  # what has no room is read from the cache at every step
-            placed[name] = int(network and shared + more <= most)
-            shared += more * placed[name]
-        placed["HEAD_KEPT"] = (
-            0
-            if small or not network
-            else max(0, min(max(4, hidden * kept // threads // 4), (most - shared) // (16 * threads) * 4))
-        )
-        shared += placed["HEAD_KEPT"] * 4 * threads
-        if shared > most:
-            return None
-        groups = -(-batch // rows)
-        together = 256 // hidden if network else 8  # blocks a multiprocessor
-        resident = max(1, min(MOST_RESIDENT, together, -(-groups * seeds // properties.multi_processor_count)))
-        defines = (
-            common
-            | placed
-            | {
-                "RESIDENT": resident,
-                "BEGIN": begin,
-                "END": end,
-                "NETWORK": network,
-                "ROWS": rows,
-                "HELD": held,
-                "HANDS_ON": end < steps,
-            }
-        )
-        settings = tuple((name, int(value)) for name, value in defines.items())
-        kernel = cuda_source.compiled(
-            ("common.cuh", "walk.cu"),
-            "walk",
-            settings,
-            4 * shared,
-            torch.cuda.get_device_capability(device),
-            device.index,
-        )
-        return (
-            None
-            if kernel is None
-            else (kernel, _blocks(groups, seeds, together * properties.multi_processor_count), 4 * shared)
-        )
-
-    parts = [(0, known_steps, False), (known_steps, steps, True)]
-    launches = [launch(*part) for part in parts if part[0] < part[1]]
-    if None in launches or two.weight.data_ptr() % 16 or one.weight.data_ptr() % 16:
-        return None
-    states = torch.empty(horizon + 1, seeds, batch, wide, dtype=torch.long, device=device)
-    actions, moves = torch.empty(2, horizon, seeds, batch, dtype=torch.long, device=device)
-    alive = torch.empty(horizon, seeds, batch, dtype=torch.bool, device=device)
-    room = known_states + (steps - known_steps) * batch if trace else 0
-    record = _record(policy, early if trace else None, room, kept, hidden, known_steps if trace else 0, batch)
-    given = record.outs if trace else one.bias if early is None else policy.raw(early.states)
-    key = torch.randint(2**31 - 1, (1,), device=device) if key is None else key
-    start, tau, chance = explore if isinstance(explore, Fading) else (0.0, 0.0, explore)
-    chance = key if chance is None else torch.as_tensor(chance, dtype=torch.float64, device=device)
+def walk(request: Request) -> Walk:
+    """Trajectories and, where asked for, a new trace. Random numbers come from `request.key` [1] and `request.step`, or from
+    one draw of torch's generator."""
+    task, policy, batch = request.task, request.policy, request.batch
+    world, net, device, seeds = lowered(task.env), network(policy), policy.device, policy.num_seeds
+    found = plans(request)
+    if isinstance(found, str):
+        raise ValueError(found)
+    states = torch.empty(world.horizon + 1, seeds, batch, world.columns, dtype=torch.long, device=device)
+    actions, moves = torch.empty(2, world.horizon, seeds, batch, dtype=torch.long, device=device)
+    alive = torch.empty(world.horizon, seeds, batch, dtype=torch.bool, device=device)
+    made = _activations(request, net)
+    kept, shared_states = made.sums.shape[1], found[0].defines["EARLY_STATES"]
+    if request.trace is not None:
+        known = made.outs
+    else:
+        early = policy.early(world.horizon, batch)
+        known = net.one.bias if early is None else policy.raw(early.states)
+    key = torch.randint(2**31 - 1, (1,), device=device) if request.key is None else request.key
+    step = torch.zeros((), dtype=torch.float64, device=device) if request.step is None else request.step.double()
+    explore, start, tau = _exploration(request.explore, step)
     arguments = [
-        states, actions, moves, alive, record.sums, record.hidden, record.outs, record.numbers, record.numbers if record.entries is None else record.entries, record.finals,
-        one.weight, one.bias, two.weight, two.bias, record.head, policy.head.bias, one.bias if table is None else table, given,
-        key, key if turn is None else torch.as_tensor(turn, dtype=torch.float64, device=device), chance, float(start), float(tau), float(getattr(channel, "alpha", 0.0)),
-        seeds, batch, 0 if table is None else table.shape[1], room if trace else known_states, room,
+        states, actions, moves, alive, made.sums, made.hidden, made.outs, made.numbers,
+        made.numbers if made.entries is None else made.entries, made.final, net.one.weight, net.one.bias, net.two.weight,
+        net.two.bias, made.head, net.head.bias, net.one.bias if net.table is None else net.table, known, key, step, explore,
+        start, tau, float(getattr(task.channel, "alpha", 0.0)), seeds, batch, net.rows,
+        shared_states if request.trace is None else kept, kept,
     ]  # fmt: skip
-    for kernel, blocks, shared in launches:
-        kernel((blocks, seeds, 1), (threads, 1, 1), arguments, shared)
-    return Trajectories(
-        states, actions, moves, alive, zeros((seeds, batch), device), always((seeds, batch), device)
-    ), record
+    for plan in found:
+        _kernel(plan, device)((plan.blocks, seeds, 1), plan.threads, arguments)
+    score, real = zeros((seeds, batch), device), always((seeds, batch), device)
+    trace = None if request.trace is None else CudaTrace(request.trace.weights).hold(made)
+    return Walk(Trajectories(states, actions, moves, alive, score, real), trace)
 
 
-def _record(policy: Any, early: Early | None, room: int, kept: int, hidden: int, steps: int, batch: int) -> Trace:
-    """Room for a trace, with what it knows of early states before anyone walks."""
-    seeds, device, trunk = policy.num_seeds, policy.device, policy.trunk
-    table = trunk.table.weight if type(trunk) is _LookupTrunk else None
-    layers, outs = torch.empty(2, seeds, room, hidden, device=device), torch.empty(seeds, room, kept, device=device)
-    numbers = torch.empty(steps, seeds, batch, dtype=torch.int32, device=device)
-    entries = None if table is None else torch.empty(seeds, room, dtype=torch.int32, device=device)
+def _exploration(explore: Explore, step: Tensor) -> tuple[Tensor, float, float]:
+    """As the kernel reads it: start / (1 + number / tau), or with tau 0 the number itself."""
+    if explore is None:
+        return step, 0.0, 1.0
+    if isinstance(explore, Fading):
+        return explore.step.to(step), float(explore.start), float(explore.tau)
+    return torch.as_tensor(explore, dtype=step.dtype, device=step.device), 0.0, 0.0
+
+
+def _activations(request: Request, net: Network) -> Activations:
+    """Memory for a trace, with the activations of the early states; without rows where no trace is asked for."""
+    policy, batch, traced = request.policy, request.batch, request.trace is not None
+    steps, seeds, device = lowered(request.task.env).states_asked, policy.num_seeds, policy.device
+    early = policy.early(steps, batch) if traced else None
+    rows = traced_rows(policy, steps, batch) if traced else 0
+    sums, hidden = torch.empty(2, seeds, rows, net.hidden, device=device)
+    outs = torch.empty(seeds, rows, net.columns, device=device)
+    numbers = torch.empty(0 if early is None else early.steps, seeds, batch, dtype=torch.int32, device=device)
+    entries = None if net.table is None else torch.empty(seeds, rows, dtype=torch.int32, device=device)
+    final = torch.empty(seeds, batch, dtype=torch.long, device=device)
     if early is not None:
-        (one, two), head, many = inner_mlp(trunk).layers, policy.head, len(early.states)
-        first, second, made = layers[0, :, :many], layers[1, :, :many], outs[:, :many, : head.weight.shape[2]]
-        flags = policy.env.features(early.states) if early.features is None else early.features
-        torch.baddbmm(one.bias, flags.expand(seeds, -1, -1), one.weight, out=first)
-        torch.baddbmm(two.bias, torch.relu(first), two.weight, out=second).relu_()
-        torch.baddbmm(head.bias[..., :kept], second, head.weight[:, :hidden, :kept], out=made)
-        if table is not None:  # an early state's number is its row
-            made.baddbmm_(table[:, :many], head.weight[:, hidden:, :kept])
-    finals = torch.empty(seeds, batch, dtype=torch.long, device=device)
-    weight = policy.head.weight
-    outputs = weight.shape[2]
-    if outputs > SMALL_HEAD:
-        weight = (
-            torch.nn.functional.pad(weight, (0, kept - outputs)) if outputs < kept else weight[..., :kept].contiguous()
-        )
-    return Trace(layers[0], layers[1], outs, numbers, entries, early, finals, weight)
+        _pass_early(policy, net, early, (sums, hidden, outs))
+    head, pad = net.head.weight, net.columns - net.outputs
+    if not net.small:
+        head = torch.nn.functional.pad(head, (0, pad)) if pad > 0 else head[..., : net.columns].contiguous()
+    return Activations(sums, hidden, outs, numbers, entries, early, final, head)
+
+
+def _pass_early(policy: Policy, net: Network, early: Early, to: tuple[Tensor, Tensor, Tensor]) -> None:
+    """The forward pass of the early states into the first rows of sums, hidden and outs."""
+    count, kept = len(early.states), net.columns
+    first, second, made = to[0][:, :count], to[1][:, :count], to[2][:, :count, : net.outputs]
+    features = policy.env.features(early.states) if early.features is None else early.features
+    torch.baddbmm(net.one.bias, features.expand(policy.num_seeds, -1, -1), net.one.weight, out=first)
+    torch.baddbmm(net.two.bias, torch.relu(first), net.two.weight, out=second).relu_()
+    torch.baddbmm(net.head.bias[..., :kept], second, net.head.weight[:, : net.hidden, :kept], out=made)
+    if net.table is not None:  # an early state's number is its row
+        made.baddbmm_(net.table[:, :count], net.head.weight[:, net.hidden :, :kept])

@@ -1,1 +1,1 @@
-"""Compiled CPU loops: walk, gradient, noise model, update, and many iterations in one call."""
+"""The numba engine: iterations as compiled loops on the CPU. `engine` imports without numba; the other modules decorate."""

@@ -1,124 +1,206 @@
-"""A learned model of the noise (`dynamics.Neural`) on the CPU in compiled loops: each distinct state of a batch once, and its gradient without autograd.
-
-The counterpart of noise_kernel, with the same two functions, and the same as `Neural.arrivals` and as `Neural.loss` by autograd; a test holds one to
-the other.
-"""
+"""A learned model of the noise (`dynamics.Neural`): each distinct state of a batch is computed once, and its gradient without autograd."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.engines.numba.compiled import floats, in_parts, loops
-from stochflow.noise.dynamics import Neural, trainable_steps
+from stochflow.engines.lower import Lowered, lower
+from stochflow.engines.numba.jit import FAR, call, floats, in_parts, loop
+from stochflow.engines.numba.products import add, column_sums, dots, outer, product, transpose
+from stochflow.engines.numba.rules import feature, filled, legal, slot
+from stochflow.noise.dynamics import trainable_steps
 from stochflow.types import Trajectories
-from stochflow.worlds.env import numbers
-from stochflow.worlds.grid import Grid
-from stochflow.worlds.strings import Strings
-
-MOST_MOVES = 16  # beyond, most pairs of action and move never occur in a state, and autograd, which looks at those that do, is the faster
 
 
-def fits(dynamics: Any) -> bool:
-    """Whether this knows the model and its world."""
-    if type(dynamics) is not Neural:
-        return False
-    env, weight = dynamics.env, dynamics.head.weight
-    return (
-        type(env) in (Grid, Strings)
-        and env.contexts is None
-        and weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and len(dynamics.layers) == 1
-        and env.num_moves <= MOST_MOVES
-        and numbers(env)
-        and loops() is not None
-    )
+class Model(NamedTuple):
+    """A classifier of moves with one hidden layer, or its gradient; each array [S, ...]."""
+
+    first: np.ndarray  # [S, F, H]
+    first_bias: np.ndarray  # [S, 1, H]
+    head: np.ndarray  # [S, H, M * M]
+    head_bias: np.ndarray  # [S, 1, M * M]
+
+
+class Noise(NamedTuple):
+    """The model at the distinct states of a batch, R at most per seed."""
+
+    slots: np.ndarray  # [S, 2^n] the hash table
+    number: np.ndarray  # [S, R] of the state
+    row: np.ndarray  # [T, S, B] of the state before each step; -1: no move was made, or STOP
+    seen: np.ndarray  # [S, R, 2] the step and the trajectory that met it first
+    hidden: np.ndarray  # [S, R, H] before the ReLU
+    table: np.ndarray  # [S, R, M * M] log P(move | action), action by action
+    count: np.ndarray  # [S] rows
+
+
+class Batch(NamedTuple):
+    """Trajectories as in `types`."""
+
+    states: np.ndarray
+    actions: np.ndarray
+    moves: np.ndarray
+    alive: np.ndarray
+
+
+@loop
+def noise_forward(first, last, rules, batch, model, noise, out):
+    """The forward pass of the seeds first to last; into `out` [T, S, B, M], unless it has no entries, log P(realised move | action)."""
+    states, moved, alive, moves, stop = batch.states, batch.moves, batch.alive, rules.moves, rules.stop
+    slots, number, row, table, hidden = noise.slots, noise.number, noise.row, noise.table, noise.hidden
+    width = model.head.shape[1]
+    for seed in range(first, last):
+        new = 0
+        for i in range(slots.shape[1]):
+            slots[seed, i] = -1
+        for t in range(moved.shape[0]):
+            for b in range(moved.shape[2]):
+                row[t, seed, b] = -1
+                if not alive[t, seed, b] or moved[t, seed, b] == stop:
+                    continue
+                name = t if rules.append else 0  # sequences of other lengths are other states
+                for column in range(filled(rules, t)):
+                    name = name * rules.size + states[t, seed, b, column]
+                at = slot(name, slots.shape[1])
+                while slots[seed, at] >= 0 and number[seed, slots[seed, at]] != name:
+                    at = (at + 1) & (slots.shape[1] - 1)
+                if slots[seed, at] < 0:
+                    slots[seed, at], number[seed, new] = new, name
+                    noise.seen[seed, new, 0], noise.seen[seed, new, 1] = t, b
+                    new += 1
+                row[t, seed, b] = slots[seed, at]
+        noise.count[seed] = new
+        for r in range(new):
+            t, b = noise.seen[seed, r, 0], noise.seen[seed, r, 1]
+            for m in range(table.shape[2]):
+                table[seed, r, m] = model.head_bias[seed, 0, m]
+            for j in range(width):
+                hidden[seed, r, j] = model.first_bias[seed, 0, j]
+            for column in range(filled(rules, t)):
+                add(model.first[seed, feature(rules, column, states[t, seed, b, column])], hidden[seed, r])
+        head = transpose(model.head[seed], width, new - new, table.shape[2])
+        dots(hidden[seed], head, table[seed], new - new, new, np.float32(0))
+        for r in range(new):
+            t, b = noise.seen[seed, r, 0], noise.seen[seed, r, 1]
+            for action in range(moves):
+                line = table[seed, r, action * moves : (action + 1) * moves]
+                top, total = np.float32(-np.inf), 0.0
+                for m in range(moves):
+                    if m != stop and legal(rules, t, 0 if rules.append else states[t, seed, b, m], m):
+                        top = max(top, line[m])
+                    else:
+                        line[m] = FAR
+                for m in range(moves):
+                    total += math.exp(line[m] - top)
+                for m in range(moves):
+                    line[m] = max(line[m] - top - np.float32(math.log(total)), np.float32(FAR))
+        for t in range(out.shape[0]):
+            for b in range(moved.shape[2]):
+                r = row[t, seed, b]
+                for action in range(moves if r >= 0 else 0):
+                    out[t, seed, b, action] = table[seed, r, action * moves + moved[t, seed, b]]
+
+
+@loop
+def noise_gradient(first, last, rules, batch, learns, model, noise, gradient, losses):
+    """After a forward pass: the gradient of the mean of -log P(move | action) over the steps that it `learns` from [T, S, B], and
+    that mean [S]."""
+    states, moved, moves, width = batch.states, batch.moves, rules.moves, model.head.shape[1]
+    for seed in range(first, last):
+        count, steps, loss = noise.count[seed], 0, 0.0
+        slope = np.zeros((count, moves * moves), dtype=np.float32)
+        often = np.zeros((count, moves), dtype=np.float32)
+        for i in range(gradient.first.shape[1]):
+            for j in range(width):
+                gradient.first[seed, i, j] = 0
+        for t in range(moved.shape[0]):
+            for b in range(moved.shape[2]):
+                r, action, move = noise.row[t, seed, b], batch.actions[t, seed, b], moved[t, seed, b]
+                if learns[t, seed, b] and r >= 0:
+                    steps += 1
+                    often[r, action] += 1
+                    slope[r, action * moves + move] -= 1
+                    loss -= noise.table[seed, r, action * moves + move]
+        share = np.float32(1 / max(steps, 1))
+        losses[seed] = loss / max(steps, 1)
+        for r in range(count):
+            for action in range(moves):
+                for m in range(moves if often[r, action] > 0 else 0):
+                    expected = often[r, action] * math.exp(noise.table[seed, r, action * moves + m])
+                    slope[r, action * moves + m] = (slope[r, action * moves + m] + expected) * share
+        hidden, none = noise.hidden[seed], count - count
+        head = transpose(model.head[seed], width, none, moves * moves)
+        head_gradient = np.zeros(head.shape, dtype=np.float32)
+        hidden_gradient = np.zeros((count, width), dtype=np.float32)
+        outer(slope, hidden, head_gradient, count, none, moves * moves, np.float32(0))
+        product(slope, head, hidden_gradient, none, count, np.float32(-np.inf))
+        column_sums(slope, count, gradient.head_bias[seed, 0], none, moves * moves)
+        for j in range(width):
+            for m in range(moves * moves):
+                gradient.head[seed, j, m] = head_gradient[m, j]
+        for r in range(count):
+            t, b = noise.seen[seed, r, 0], noise.seen[seed, r, 1]
+            for j in range(width):
+                hidden_gradient[r, j] = hidden_gradient[r, j] if hidden[r, j] > 0 else np.float32(0)
+            for column in range(filled(rules, t)):
+                on = feature(rules, column, states[t, seed, b, column])
+                add(hidden_gradient[r], gradient.first[seed, on])
+        column_sums(hidden_gradient, count, gradient.first_bias[seed, 0], none, width)
+
+
+NOWHERE = np.empty((0, 0, 0, 0), dtype=np.float32)
 
 
 @torch.no_grad()
 def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> Tensor:
-    """`Neural.arrivals` with these weights, at all steps of a batch: [T, S, B, M], anything where no decision was taken, or the decision was to stop."""
-    model, thought, compiled = _model(weights), _room(dynamics, traj.moves.shape), loops()
-    world, (states, _, moves, alive) = _world(dynamics.env), _arrays(traj)
-    made = np.empty((*moves.shape, dynamics.env.num_moves), dtype=np.float32)
-
-    def work(s: int, e: int) -> None:
-        compiled.ponder(s, e, *world, states, moves, alive, model, thought, made)
-
-    in_parts(work, moves.shape[1])
-    return torch.from_numpy(made)
+    """`Neural.arrivals` with these weights at all steps: [T, S, B, M], anything where no move was made."""
+    batch, noise = _batch(traj), new_noise(dynamics, traj.moves.shape)
+    out = np.empty((*batch.moves.shape, dynamics.env.num_moves), dtype=np.float32)
+    given = (_rules(dynamics), batch, model_of(weights), noise, out)
+    in_parts(lambda s, e: call(noise_forward, s, e, *given), batch.moves.shape[1])
+    return torch.from_numpy(out)
 
 
 @torch.no_grad()
-def differentiate(dynamics: Any, traj: Trajectories, flat: Any) -> Tensor:
+def learn(dynamics: Any, flat: Any, traj: Trajectories) -> Tensor:
     """The gradient of each seed's `Neural.loss` into the `flat` parameters; the loss [S]."""
-    model, into, thought, compiled = _model(flat.named), _model(flat.slopes), _room(dynamics, traj.moves.shape), loops()
-    world, (states, actions, moves, alive) = _world(dynamics.env), _arrays(traj)
-    string, side, _, many = world
-    teaches = np.ascontiguousarray(trainable_steps(dynamics.env, traj).numpy())
-    losses = np.empty(moves.shape[1], dtype=np.float32)
+    rules, batch, noise = _rules(dynamics), _batch(traj), new_noise(dynamics, traj.moves.shape)
+    learns = np.ascontiguousarray(trainable_steps(dynamics.env, traj).numpy())
+    model, gradient = model_of(flat.named), model_of(flat.gradients)
+    losses = np.empty(batch.moves.shape[1], dtype=np.float32)
 
     def work(s: int, e: int) -> None:
-        compiled.ponder(s, e, *world, states, moves, alive, model, thought, _NOTHING)
-        compiled.blame(s, e, string, side, many, states, actions, moves, teaches, model, thought, into, losses)
+        call(noise_forward, s, e, rules, batch, model, noise, NOWHERE)
+        call(noise_gradient, s, e, rules, batch, learns, model, noise, gradient, losses)
 
-    in_parts(work, moves.shape[1])
+    in_parts(work, batch.moves.shape[1])
     return torch.from_numpy(losses)
 
 
-_NOTHING = np.empty((0, 0, 0, 0), dtype=np.float32)
+def model_of(named: dict[str, Tensor]) -> Model:
+    names = "layers.0.weight", "layers.0.bias", "head.weight", "head.bias"
+    return Model(*[named[name].detach().numpy() for name in names])
 
 
-class Given(NamedTuple):
-    """What loops work on that say what is to be expected of the noise, ask the model as it stands, and teach it."""
-
-    expect: tuple[Any, ...]
-    ponder: tuple[Any, ...]
-    blame: tuple[Any, ...]
-
-
-def for_loops(dynamics: Any, way: Any, flat: Any, made: np.ndarray) -> Given:
-    """For a walk that goes this way, all of which happened; what is to be expected goes into `made` [T, S, B, M]."""
-    world, thought = _world(dynamics.env), _room(dynamics, way.moves.shape)
-    string, side, _, many = world
-    model, asked, losses = (
-        _model(flat.named),
-        (*world, way.states, way.moves, way.alive),
-        np.empty(len(flat.norms), dtype=np.float32),
-    )
-    # wherever somebody goes on, what was done teaches; the loop itself passes over stops
-    happened = way.states, way.actions, way.moves, way.alive
-    return Given(
-        (*asked, _model(flat.averaged()), thought, made),
-        (*asked, model, thought, _NOTHING),
-        (string, side, many, *happened, model, thought, _model(flat.slopes), losses),
-    )
-
-
-def _world(env: Any) -> tuple[bool, int, int, int]:
-    string = isinstance(env, Strings)
-    return string, env.tokens if string else env.side, -1 if env.stop is None else env.stop, env.num_moves
-
-
-def _arrays(traj: Trajectories) -> list[np.ndarray]:
-    return [np.ascontiguousarray(x.numpy()) for x in (traj.states, traj.actions, traj.moves, traj.alive)]
-
-
-def _model(of: dict[str, Tensor]) -> Any:
-    return loops().Model(
-        *[of[name].detach().numpy() for name in ("layers.0.weight", "layers.0.bias", "head.weight", "head.bias")]
-    )
-
-
-def _room(dynamics: Any, shape: tuple[int, ...]) -> Any:
-    """For as many states as there are steps [T, S, B]."""
+def new_noise(dynamics: Any, shape: tuple[int, ...]) -> Noise:
+    """Arrays for as many states as there are steps [T, S, B]."""
     steps, seeds, batch = shape
-    many, (_, width, outs) = steps * batch, dynamics.head.weight.shape
-    slots = np.empty((seeds, 1 << (2 * many - 1).bit_length()), dtype=np.int64)
-    number, met, row = (np.empty(x, dtype=np.int64) for x in ((seeds, many), (seeds, many, 2), (steps, seeds, batch)))
-    hidden, table = (floats(seeds, many, wide) for wide in (width, outs))
-    return loops().Thought(slots, number, row, met, hidden, table, np.empty(seeds, dtype=np.int64))
+    rows, (_, width, outs) = steps * batch, dynamics.head.weight.shape
+    slots = np.empty((seeds, 1 << (2 * rows - 1).bit_length()), dtype=np.int64)
+    number, seen, row = (np.empty(x, dtype=np.int64) for x in ((seeds, rows), (seeds, rows, 2), (steps, seeds, batch)))
+    hidden, table = (floats(seeds, rows, n) for n in (width, outs))
+    return Noise(slots, number, row, seen, hidden, table, np.empty(seeds, dtype=np.int64))
+
+
+def _rules(dynamics: Any) -> Lowered:
+    rules = lower(dynamics.env)
+    assert rules is not None
+    return rules
+
+
+def _batch(traj: Trajectories) -> Batch:
+    return Batch(*[np.ascontiguousarray(x.numpy()) for x in (traj.states, traj.actions, traj.moves, traj.alive)])

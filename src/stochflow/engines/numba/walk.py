@@ -1,7 +1,7 @@
-"""A rollout on the CPU in compiled loops (`cpu_loops`), where an operator would cost more than its sum.
+"""Walks in compiled loops: lattices and sequences, MLPs with or without a look-up table.
 
-The counterpart of walk.cu: grids and strings, MLPs with or without a look-up table. It draws the random numbers that `rollout` draws, in the
-same order, and so, but for rounding, the same trajectories; everything that does not fit walks there, step by step.
+Each distinct state of a seed has one row: a state has one depth, so equal states meet at the same step. A walk draws the random
+numbers that `rollout` draws, in the same order, and so, but for rounding, gives the same trajectories.
 """
 
 from __future__ import annotations
@@ -12,211 +12,323 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.engines.numba.compiled import floats, in_parts, loops
+from stochflow.engines.base import Request, Trace
+from stochflow.engines.lower import lower
+from stochflow.engines.numba.covers import known_ahead
+from stochflow.engines.numba.jit import call, floats, in_parts, loop, part
+from stochflow.engines.numba.products import dots, product
+from stochflow.engines.numba.rules import World, feature, legal, slot, successor
 from stochflow.errors import UserError
 from stochflow.nets.lookup import _LookupTrunk, inner_mlp
-from stochflow.nets.mlp import _MLPTrunk
-from stochflow.nets.policy import Policy
-from stochflow.ops import ALL_AT_ONCE, always, pick, zeros
+from stochflow.ops import always, pick, zeros
 from stochflow.types import Fading, Task, Trajectories
 from stochflow.worlds.channels import Exact, Slip
-from stochflow.worlds.env import numbers
-from stochflow.worlds.grid import Grid
-from stochflow.worlds.strings import Strings
 
-MOST = 1 << 20  # hidden numbers of a seed's step
-MOST_KEPT = (
-    1 << 28
-)  # and of all layers, steps and seeds, should all of them be reached: who learns from them keeps them
-WORTH_A_THREAD = 1 << 16  # random numbers
-WORTH_PARTS = 1 << 24  # products of rows and weights at one seed's step: beyond, threads share the rows
+FEW = 24  # a head of up to so many outputs is kept transposed;
+WIDE = 16  # a larger one is padded to a multiple of this
+THREAD_NUMBERS = 1 << 16  # random numbers that are worth a thread
+SHARED_PRODUCTS = 1 << 24  # multiplications of one seed's step beyond which threads share its rows
 
 
-def fits(task: Task, policy: Any, batch: int) -> bool:
-    """Whether it knows this environment and this network, and there is room."""
-    env: Any = task.env
-    trunk: Any = getattr(policy, "trunk", None)
-    if type(policy) is not Policy or type(trunk) not in (_MLPTrunk, _LookupTrunk) or policy.encoder is not None:
-        return False
-    return (
-        (type(env) is Strings or (type(env) is Grid and numbers(env)))
-        and (policy.env is env or repr(policy.env) == repr(env))
-        and env.contexts is None
-        and policy.head.weight.dtype == torch.float32
-        and batch * trunk.width <= MOST
-        and policy.num_seeds * batch * (env.horizon + 1) * trunk.width * len(inner_mlp(trunk).layers) <= MOST_KEPT
-        and policy.num_seeds * batch * env.horizon * env.num_moves <= ALL_AT_ONCE
-        and task.channel.begin(env.initial((1, 1))) is None  # a channel that remembers asks for more
-        and loops() is not None
-    )
+class Net(NamedTuple):
+    """A policy's network, each array [S, ...]. The stages are what follows the first layer: the other layers, then the head in two
+    parts, one for the last hidden layer and one for the table."""
+
+    first: np.ndarray  # [S, F, H]
+    first_bias: np.ndarray  # [S, 1, H]
+    stages: tuple[np.ndarray, ...]  # [S, inputs, outputs]; a head of few outputs is transposed
+    biases: tuple[np.ndarray, ...]  # [S, 1, outputs] of all stages but the table's
+    table: np.ndarray  # [S, rows, W]
 
 
-class Room:
-    """A policy's weights and the memory that a walk needs, for one batch after the other; `gradient` keeps its own here too."""
+class Rows(NamedTuple):
+    """The distinct states of each seed, in the order of their steps: [S, R, ...]."""
 
-    def __init__(self, policy: Any, batch: int, keeps: bool):
-        compiled = loops()
-        self.policy, self.batch = policy, batch
-        columns = sum(policy.sizes) if keeps else policy.env.num_moves  # who only walks asks about nothing else
-        self.world = world = _world(policy, keeps, columns)
+    begin: np.ndarray  # [S, T+2] first row of each step
+    number: np.ndarray  # as the environment numbers states
+    parent: np.ndarray  # the row from which it was first reached,
+    feature: np.ndarray  # and the feature that this move switched on
+    place: np.ndarray  # [S, R, D] coordinates of a lattice point; [S, R, 0] of a sequence
+    inputs: tuple[np.ndarray, ...]  # of each stage: hidden layers before their ReLU, then rows of the table
+    outs: np.ndarray  # [S, R, O] of the head
+    slots: np.ndarray  # [S, 2^n] the hash table of a step
+
+
+class Paths(NamedTuple):
+    """Trajectories, as in `types`, and the rows of their states."""
+
+    states: np.ndarray  # [T+1, S, B, D]
+    actions: np.ndarray  # [T, S, B]
+    moves: np.ndarray  # [T, S, B]
+    alive: np.ndarray  # [T, S, B]
+    row: np.ndarray  # [T+1, S, B]; -1: the trajectory has ended
+    final: np.ndarray  # [S, B] the numbers of the last states
+
+
+class Draws(NamedTuple):
+    """The random numbers of K walks."""
+
+    numbers: np.ndarray  # [K, ...] of each walk one after the other: [T, S, B, M] logarithms of exponential noise,
+    coins: int  # from here on [T, S, B]: below (-1: there are none)
+    explore: np.ndarray  # [K] this, the action is uniform;
+    slips: int  # from here on [T, S * B * (M + 1)] a draw per move, and a coin: below (-1: there are none)
+    slip: float  # this, the largest draw is the move
+    temper: np.ndarray  # [S, B] what logits are divided by
+
+
+class Span(NamedTuple):
+    """Steps of a walk, and which parts of them: threads may share the rows, and a channel may choose the moves in between."""
+
+    begin: int
+    end: int
+    low: int = 0  # hundredths of the rows about which the network is asked,
+    high: int = 100  # from `low` to `high`
+    acts: bool = True  # choose actions
+    moves: bool = True  # make moves
+
+
+@part
+def forward(seed, a, b, world, net, rows):
+    """The network's outputs of the rows a to b, whose first layer is known."""
+    last = len(net.stages) - 2
+    known = rows.inputs[last + 1]
+    for r in range(a, b if known.shape[2] > 0 else a):
+        line = min(rows.number[seed, r], net.table.shape[1] - 1)
+        for j in range(known.shape[2]):
+            known[seed, r, j] = net.table[seed, line, j]
+    for i in range(len(net.stages) if known.shape[2] > 0 else last + 1):
+        out, low = rows.inputs[i + 1] if i < last else rows.outs, np.float32(-np.inf)
+        if i <= last:
+            low = np.float32(0)
+            for r in range(a, b):
+                for j in range(out.shape[2]):
+                    out[seed, r, j] = net.biases[i][seed, 0, j]
+        if i >= last and world.few:
+            dots(rows.inputs[i][seed], net.stages[i][seed], out[seed], a, b, low)
+        else:
+            product(rows.inputs[i][seed], net.stages[i][seed], out[seed], a, b, low)
+
+
+@loop
+def walk(first, last, k, span, world, net, rows, paths, draws):
+    """Some steps of walk k, of the seeds first to last: rows of the network, then actions, then moves. (One function of arrays that
+    are its own arguments: each call that passes so many takes a second to compile.)"""
+    rules = world.rules
+    size, stop, moves = rules.size, rules.stop, rules.moves
+    # arrays are taken out of their tuples once: each attribute access counts references, which takes long to compile
+    outs, number, place, slots, starts = rows.outs, rows.number, rows.place, rows.slots, rows.begin
+    parent, switched, sums, weights, first_bias = rows.parent, rows.feature, rows.inputs[0], net.first, net.first_bias
+    states, actions, moved, alive, row, final = paths
+    drawn, explore, temper = draws.numbers[k], draws.explore[k], draws.temper
+    batch, axes, all_seeds = row.shape[2], place.shape[2], row.shape[1] * row.shape[2]
+    for seed in range(first, last):
+        for one in range(batch if span.begin == 0 and span.acts else 0):
+            row[0, seed, one] = final[seed, one] = 0
+            for column in range(states.shape[3]):
+                states[0, seed, one, column] = rules.blank
+        for j in range(sums.shape[2] if span.begin == 0 and span.acts else 0):  # the initial state
+            sums[seed, 0, j] = first_bias[seed, 0, j]
+            for axis in range(axes):
+                sums[seed, 0, j] += weights[seed, feature(rules, axis, 0), j]
+        for t in range(span.begin, span.end):
+            if span.low < span.high:
+                count = starts[seed, t + 1] - starts[seed, t]
+                a, b = starts[seed, t] + count * span.low // 100, starts[seed, t] + count * span.high // 100
+                forward(seed, a, b, world, net, rows)
+            for one in range(batch if span.acts and t < alive.shape[0] else 0):
+                r, goes_on = row[t, seed, one], rules.append
+                alive[t, seed, one] = False
+                actions[t, seed, one] = moved[t, seed, one] = max(stop, 0)
+                for axis in range(axes if r >= 0 else 0):
+                    goes_on |= place[seed, r, axis] < size - 1
+                if r < 0 or not goes_on:  # the last point of a lattice leaves no choice
+                    continue
+                alive[t, seed, one] = True
+                here = t * all_seeds + seed * batch + one
+                uniform = draws.coins >= 0 and drawn[draws.coins + here] < explore
+                lots = draws.slips + t * all_seeds * (moves + 1)
+                slips = draws.slips >= 0 and drawn[lots + all_seeds * moves + seed * batch + one] < draws.slip
+                lots += (seed * batch + one) * moves
+                action, move, best, luck = -1, -1, np.float32(0), np.float32(-1)
+                for m in range(moves):
+                    if not legal(rules, t, place[seed, r, m] if m < axes else 0, m):
+                        continue
+                    x = -drawn[here * moves + m]
+                    if not uniform:
+                        x += outs[seed, r, m] / temper[seed, one]
+                    if action < 0 or x > best:
+                        action, best = m, x
+                    if slips and m != stop and drawn[lots + m] > luck:
+                        move, luck = m, drawn[lots + m]
+                actions[t, seed, one] = action
+                moved[t, seed, one] = action if move < 0 or action == stop else move
+            if span.moves and t < alive.shape[0]:
+                new = starts[seed, t + 1]
+                if not world.keep:  # the rows' halves take turns
+                    new = starts[seed, t + 1] = 0 if starts[seed, t] > 0 else number.shape[1] // 2
+                for i in range(slots.shape[1]):
+                    slots[seed, i] = -1
+                for one in range(batch):
+                    r, move = row[t, seed, one], moved[t, seed, one]
+                    row[t + 1, seed, one] = -1
+                    for column in range(states.shape[3]):
+                        states[t + 1, seed, one, column] = states[t, seed, one, column]
+                    if not alive[t, seed, one] or move == stop:
+                        continue
+                    column = t if rules.append else move
+                    value = move if rules.append else states[t, seed, one, column] + 1
+                    states[t + 1, seed, one, column] = value
+                    to, on = successor(rules, number[seed, r], move), feature(rules, column, value)
+                    final[seed, one] = to
+                    if t + 1 == world.asked:
+                        continue
+                    at = slot(to, slots.shape[1])
+                    found = slots[seed, at]
+                    while found >= 0 and not (
+                        number[seed, found] == to and (parent[seed, found] == r or not rules.append)
+                    ):
+                        at = (at + 1) & (slots.shape[1] - 1)
+                        found = slots[seed, at]
+                    if found < 0:
+                        found = slots[seed, at] = new
+                        number[seed, new], parent[seed, new], switched[seed, new] = to, r, on
+                        for axis in range(axes):
+                            place[seed, new, axis] = place[seed, r, axis] + (axis == move)
+                        for j in range(sums.shape[2]):
+                            sums[seed, new, j] = sums[seed, r, j] + weights[seed, on, j]
+                        for j in range(sums.shape[2] if axes > 0 else 0):
+                            sums[seed, new, j] -= weights[seed, on - 1, j]  # which was on until then
+                        new += 1
+                    row[t + 1, seed, one] = found
+                starts[seed, t + 2] = new
+
+
+class Workspace(Trace):
+    """The arrays in which a policy's walks of one batch size are computed, used again by every walk; as a trace, what the last walk
+    left in them. `gradient` keeps its own arrays here too."""
+
+    def __init__(self, policy: Any, batch: int, keep: bool, weights: Any):
+        super().__init__(weights)
+        self.keep, self.paths, self.walks = keep, None, 0
+        self.many: Any = None  # several iterations in one call, in these arrays
+        self._make(policy, batch)
+
+    def serve(self, policy: Any, batch: int) -> None:
+        """Be of this policy and batch: the arrays are made again if they are of another, or its weights were moved."""
+        if self.policy is not policy or self.batch != batch or policy.head.weight.data_ptr() != self._address:
+            self._make(policy, batch)
+
+    def holds(self, states: Tensor) -> bool:
+        """Whether the last walk into it is the one with these states."""
+        return self.paths is not None and states.data_ptr() == self.paths.states.ctypes.data
+
+    def _make(self, policy: Any, batch: int) -> None:
+        self.policy, self.batch, self._address = policy, batch, policy.head.weight.data_ptr()
+        columns = (
+            sum(policy.sizes) if self.keep else policy.env.num_moves
+        )  # a walk alone needs the logits of actions only
+        self.world = world = _world(policy, self.keep, columns)
         mlp, trunk, seeds = inner_mlp(policy.trunk), policy.trunk, policy.num_seeds
         first, *more = [layer.weight.detach().numpy() for layer in mlp.layers]
         first_bias, *biases = [layer.bias.detach().numpy() for layer in mlp.layers]
-        head = [x.detach().numpy()[..., :columns] for x in (policy.head.weight, policy.head.bias)]
-        table = (
-            trunk.table.weight.detach().numpy()
-            if type(trunk) is _LookupTrunk
-            else np.empty((seeds, 0, 0), dtype=np.float32)
-        )
-        outs = columns if world.few else -(-columns // compiled.WIDE) * compiled.WIDE
-        heads = [
-            floats(seeds, outs, wide) if world.few else floats(seeds, wide, outs)
-            for wide in (mlp.width, table.shape[2])
-        ]
-        copies = (*heads, floats(seeds, 1, outs))
-        for copy in copies:
+        table = trunk.table.weight.detach().numpy() if type(trunk) is _LookupTrunk else floats(seeds, 0, 0)
+        outs = columns if world.few else -(-columns // WIDE) * WIDE
+        shapes = [(seeds, outs, n) if world.few else (seeds, n, outs) for n in (mlp.width, table.shape[2])]
+        *heads, bias = [floats(*shape) for shape in (*shapes, (seeds, 1, outs))]
+        for copy in (*heads, bias):
             copy.fill(0)
-        self.net = compiled.Net(first, first_bias, (*more, *heads), (*biases, copies[-1]), table)
-        self.rows = _rows(
-            world,
-            policy.env,
-            (seeds, _most(world, batch)),
-            (*[mlp.width] * len(mlp.layers), table.shape[2]),
-            outs,
-            batch,
-        )
-        self.size = sum(stage[0].size for stage in self.net.stages)  # numbers of a seed
-        self.copies = self.head_parts(head, copies)
-        self.shape, device = (seeds, batch), policy.device
-        self.even, self.none, self.real = (
-            np.ones(self.shape, dtype=np.float32),
-            zeros(self.shape, device),
-            always(self.shape, device),
-        )
-        self.kept: Any = None
-        self._where = policy.head.weight.data_ptr()
+        self.net = Net(first, first_bias, (*more, *heads), (*biases, bias), table)
+        widths = (*[mlp.width] * len(mlp.layers), table.shape[2])
+        self.rows = _rows(world, (seeds, _most_rows(world, batch)), widths, outs, batch)
+        self.size = sum(stage[0].size for stage in self.net.stages)  # weights of a seed behind the first layer
+        own = [x.detach().numpy()[..., :columns] for x in (policy.head.weight, policy.head.bias)]
+        self.copies = self.head_parts(own, [*heads, bias])
+        self.shape, self.even = (seeds, batch), np.ones((seeds, batch), dtype=np.float32)
+        self.score, self.real = zeros(self.shape, policy.device), always(self.shape, policy.device)
+        self.found: Any = None  # the gradient's arrays
 
-    def head_parts(self, head: list[np.ndarray], copies: tuple[np.ndarray, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """A head [S, H + W, O] and its bias, of which loops have other forms: each part beside its copy."""
-        (weight, bias), (*same, last), wide = head, copies, self.rows.inputs[0].shape[2]
+    def head_parts(self, head: list[np.ndarray], copies: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The parts of a head [S, H + W, O] and its bias, each beside its copy in the form of `Net`, as views of one shape."""
+        (weight, bias), (*same, last), width = head, copies, self.rows.inputs[0].shape[2]
         same = [x.transpose(0, 2, 1) if self.world.few else x[..., : weight.shape[2]] for x in same]
-        parts = [(weight[:, :wide], same[0]), (weight[:, wide:], same[1]), (bias, last[..., : weight.shape[2]])]
+        parts = [(weight[:, :width], same[0]), (weight[:, width:], same[1]), (bias, last[..., : weight.shape[2]])]
         return [(part, copy) for part, copy in parts if part.size > 0]
 
-    def serves(self, policy: Any, batch: int) -> bool:
-        """Whether it is this policy's, and its weights are where they were."""
-        return self.policy is policy and self.batch == batch and policy.head.weight.data_ptr() == self._where
 
-
-class Trace(NamedTuple):
-    """What the network made of each state on the way, for whoever learns before the weights change."""
-
-    room: Room
-    way: Any
-    finals: Tensor  # [S, B] the last states' numbers
-
-
-def walk(
-    task: Task, policy: Any, batch: int, explore: Tensor | float | None, temper: Tensor | float | None
-) -> Trajectories:
-    """`rollout` for what `fits`."""
-    return _walk(task, Room(policy, batch, False), explore, temper)[0]
-
-
-def traced_walk(
-    task: Task, policy: Any, batch: int, explore: Fading | float | None, last: Trace | None
-) -> tuple[Trajectories, Trace]:
-    """The same, and what the network made of each state; in the memory of the `last` trace, if there is one, which then is no more."""
-    chance = explore.on_cpu() if isinstance(explore, Fading) else explore
-    room = last.room if last is not None and last.room.serves(policy, batch) else Room(policy, batch, True)
-    return _walk(task, room, chance, None)
-
-
-def _walk(task: Task, room: Room, explore: float | Tensor | None, temper: Any) -> tuple[Trajectories, Trace]:
-    world, (seeds, batch) = room.world, room.shape
-    chance, after = draw(task, room, None if explore is None else [float(explore)], temper=temper)
-    way, walk = new_way(task.env, seeds, batch), loops().walk
-    for part, copy in room.copies:
-        np.copyto(copy, part)
-    given = (0, world, room.net, room.rows, way, chance)
-    if not known_ahead(task.channel):
-        _ask_at_every_step(task, seeds, given)
-    elif seeds == 1:
-        _one_seed(WORTH_PARTS // room.size if torch.get_num_threads() > 1 else batch, given)
+def walk_once(request: Request) -> tuple[Trajectories, Workspace]:
+    """The trajectories of a request, and the workspace in which they were computed: the request's trace, if it has one."""
+    task, explore, space = request.task, request.explore, request.trace
+    if isinstance(space, Workspace):
+        space.serve(request.policy, request.batch)
+        space.begin()
+        space.walks += 1
     else:
-        in_parts(lambda s, e: walk(s, e, 0, world.asked, _ALL, True, True, batch, *given), seeds)
+        space = Workspace(request.policy, request.batch, False, None)
+    chance = explore.on_cpu() if isinstance(explore, Fading) else explore
+    draws, after = draw(task, space, None if chance is None else [float(chance)], temper=request.temper)
+    world, (seeds, batch) = space.world, space.shape
+    space.paths = paths = new_paths(task.env, seeds, batch)
+    for own, copy in space.copies:
+        np.copyto(copy, own)
+    given = (world, space.net, space.rows, paths, draws)
+    if not known_ahead(task.channel):
+        _ask_channel(task, seeds, given)
+    elif seeds == 1 and torch.get_num_threads() > 1 and batch * space.size > SHARED_PRODUCTS:
+        _share_rows(given)
+    else:
+        in_parts(lambda s, e: call(walk, s, e, 0, Span(0, world.asked), *given), seeds)
     if after is not None:
         torch.default_generator.manual_seed(after)
-    found = [torch.from_numpy(x) for x in way[:4]]
-    return Trajectories(found[0], found[1], found[2], found[3], room.none, room.real), Trace(
-        room, way, torch.from_numpy(way.final)
-    )
+    space.final = torch.from_numpy(paths.final)
+    states, actions, moves, alive = (torch.from_numpy(x) for x in paths[:4])
+    return Trajectories(states, actions, moves, alive, space.score, space.real), space
 
 
-_ALL, _NOBODY = (0, 100), (0, 0)
-
-
-def _one_seed(most: int, given: tuple[Any, ...]) -> None:
-    """Of steps that have more than so many states, threads share them."""
-    end, walk = given[1].asked, loops().walk
-    t = walk(0, 1, 0, end, _ALL, True, True, most, *given)
-    while t < end:
-        in_parts(lambda a, b: walk(0, 1, t, t + 1, (a, b), False, False, 1 << 62, *given), 100)  # noqa: B023 - it is over before t is another
-        walk(0, 1, t, t + 1, _NOBODY, True, True, most, *given)
-        t = walk(0, 1, t + 1, end, _ALL, True, True, most, *given)
+def _share_rows(given: tuple[Any, ...]) -> None:
+    """One seed of many rows: threads share those of a step."""
+    for t in range(given[0].asked):
+        rows = Span(t, t + 1, acts=False, moves=False)
+        in_parts(lambda a, b: call(walk, 0, 1, 0, rows._replace(low=a, high=b), *given), 100)  # noqa: B023 - done before the next t
+        call(walk, 0, 1, 0, Span(t, t + 1, 0, 0), *given)
 
 
 @torch.no_grad()
-def _ask_at_every_step(task: Task, seeds: int, given: tuple[Any, ...]) -> None:
-    """Where a channel of any other kind has to be asked what comes of an action."""
-    env, (_, world, _, _, way, _), walk, most = task.env, given, loops().walk, 1 << 62
+def _ask_channel(task: Task, seeds: int, given: tuple[Any, ...]) -> None:
+    """Where the channel itself has to say, at every step, what happens."""
+    env, (world, _, _, paths, _) = task.env, given
     for t in range(world.asked):
-        in_parts(lambda s, e: walk(s, e, t, t + 1, _ALL, True, False, most, *given), seeds)  # noqa: B023 - it is over before t is another
+        act, move = Span(t, t + 1, moves=False), Span(t, t + 1, 0, 0, acts=False)
+        in_parts(lambda s, e: call(walk, s, e, 0, act, *given), seeds)  # noqa: B023 - done before the next t
         if t == env.horizon:
             break
-        state, meant = torch.from_numpy(way.states[t]), torch.from_numpy(way.actions[t])
-        legal, acted = env.real_moves(env.moves(state)), way.alive[t] & (way.actions[t] != world.stop)
-        came = task.channel.sample(state, legal, meant)
-        if not bool(pick(legal, came)[torch.from_numpy(acted)].all()):
+        state, intended = torch.from_numpy(paths.states[t]), torch.from_numpy(paths.actions[t])
+        allowed, acted = env.real_moves(env.moves(state)), paths.alive[t] & (paths.actions[t] != world.rules.stop)
+        realised = task.channel.sample(state, allowed, intended)
+        if not bool(pick(allowed, realised)[torch.from_numpy(acted)].all()):
             raise UserError(
                 f"{task.channel!r} made a move that is not legal in its state: `sample` may answer with legal moves alone"
             )
-        np.copyto(way.moves[t], came.numpy(), where=acted)
-        in_parts(lambda s, e: walk(s, e, t, t + 1, _NOBODY, False, True, most, *given), seeds)  # noqa: B023
-
-
-def _world(policy: Any, keep: bool, columns: int) -> Any:
-    compiled, env = loops(), policy.env
-    string, back = isinstance(env, Strings), policy.sizes[1] > 0
-    side, stop = env.tokens if string else env.side, -1 if env.stop is None else env.stop
-    least, asked = env.min_length or 0 if string else 0, env.horizon + int(keep and not env.tree)
-    few, blank = columns <= compiled.FEW, env.pad if string else 0
-    return compiled.World(
-        string, side, stop, least, env.num_moves, asked, keep, back, sum(policy.sizes[:2]), few, blank
-    )
-
-
-def known_ahead(channel: Any) -> bool:
-    """Whether what comes of an action is a matter of random numbers that are drawn before the walk: else the channel has to be asked on the way."""
-    return channel.exact or type(channel) is Slip
+        np.copyto(paths.moves[t], realised.numpy(), where=acted)
+        in_parts(lambda s, e: call(walk, s, e, 0, move, *given), seeds)  # noqa: B023
 
 
 def draw(
-    task: Task, room: Room, explore: list[float] | None, many: int = 1, temper: Any = None
-) -> tuple[Any, int | None]:
-    """The random numbers of so many walks, each with its chance to `explore`, and from where to go on drawing after the last; None: from where it stands.
+    task: Task, space: Workspace, explore: list[float] | None, count: int = 1, temper: Any = None
+) -> tuple[Draws, int | None]:
+    """The random numbers of so many walks, each with its probability to `explore`, and the seed with which torch's generator goes on
+    after the last (None: from where it is).
 
-    How long walks are must not show in that, so wherever a channel might be asked on the way, the stream begins anew after each of them.
+    A walk's length must not show in the numbers after it, so where a channel draws on the way, the stream is seeded anew after each.
     """
     channel: Any = task.channel
-    env, each = task.env, room.shape[0] * room.shape[1] * task.env.horizon
+    env, each = task.env, space.shape[0] * space.shape[1] * task.env.horizon
     noise, coins = each * env.num_moves, each if explore is not None else 0
     slips = each * (env.num_moves + 1) if type(channel) is Slip and not channel.exact else 0
     after = None
     if env.free or type(channel) is Exact:
-        drawn = torch.rand(many, noise + coins + slips)
+        drawn = torch.rand(count, noise + coins + slips)
     else:
-        drawn = torch.empty(many, noise + coins + slips)
+        drawn = torch.empty(count, noise + coins + slips)
         for row in drawn:
             if after is not None:
                 torch.default_generator.manual_seed(after)
@@ -224,43 +336,51 @@ def draw(
             after = int(torch.randint(2**62, ()))
             torch.rand(slips, out=row[noise + coins :])
     found = drawn.numpy()
-    in_parts(lambda a, b: _log_exponential(found[:, a:b]), noise, 1 + many * noise // WORTH_A_THREAD)
-    chances = np.array([0.0] * many if explore is None else explore, dtype=np.float32)
-    tempers = room.even
+    in_parts(lambda a, b: _log_exponential(found[:, a:b]), noise, 1 + count * noise // THREAD_NUMBERS)
+    chances = np.array([0.0] * count if explore is None else explore, dtype=np.float32)
+    tempers = space.even
     if temper is not None:
-        tempers = np.array(np.broadcast_to(np.asarray(temper, dtype=np.float32), (*room.shape, 1))[..., 0], order="C")
+        tempers = np.array(np.broadcast_to(np.asarray(temper, dtype=np.float32), (*space.shape, 1))[..., 0], order="C")
     slip = np.float32(channel.alpha if slips else 0)
-    return loops().Chance(found, noise if coins else -1, chances, noise + coins if slips else -1, slip, tempers), after
+    return Draws(found, noise if coins else -1, chances, noise + coins if slips else -1, slip, tempers), after
 
 
 def _log_exponential(x: np.ndarray) -> None:
-    """As `ops.log_exponential` makes it of uniform numbers, but without threads of torch, which go on looking for work when there is none."""
+    """As `ops.log_exponential` makes it of uniform numbers, without torch's own threads, which compete with ours."""
     np.maximum(x, np.float32(2**-25), out=x)
     np.log(x, out=x)
     np.negative(x, out=x)
     np.log(x, out=x)
 
 
-def _rows(world: Any, env: Any, shape: tuple[int, int], widths: tuple[int, ...], outs: int, batch: int) -> Any:
-    """Room for the states [S, R] that a batch may meet, of which the first one is known."""
+def _world(policy: Any, keep: bool, columns: int) -> World:
+    rules = lower(policy.env)
+    assert rules is not None
+    asked, backward = rules.states_asked if keep else rules.horizon, policy.sizes[1] > 0
+    return World(rules, asked, keep, backward, sum(policy.sizes[:2]), columns <= FEW)
+
+
+def _rows(world: World, shape: tuple[int, int], widths: tuple[int, ...], outs: int, batch: int) -> Rows:
+    """Arrays for the states [S, R] of a batch; the initial one is in place."""
     numbers = np.zeros((3, *shape), dtype=np.int64)
-    *inputs, out = [floats(*shape, wide) for wide in (*widths, outs)]
+    *inputs, out = [floats(*shape, width) for width in (*widths, outs)]
     slots = np.empty((shape[0], 1 << (2 * batch - 1).bit_length()), dtype=np.int64)
-    begin = np.zeros((shape[0], env.horizon + 2), dtype=np.int64)
+    begin = np.zeros((shape[0], world.rules.horizon + 2), dtype=np.int64)
     begin[:, 1] = 1
-    place = np.zeros((*shape, 0 if world.string else env.state_dim), dtype=np.int64)
-    return loops().Rows(begin, *numbers, place, tuple(inputs), out, slots)
+    place = np.zeros((*shape, 0 if world.rules.append else world.rules.columns), dtype=np.int64)
+    return Rows(begin, *numbers, place, tuple(inputs), out, slots)
 
 
-def _most(world: Any, batch: int) -> int:
-    """Rows of a seed."""
-    if not world.keeps:
+def _most_rows(world: World, batch: int) -> int:
+    """Rows that a seed may need."""
+    if not world.keep:
         return 2 * batch
-    return sum(min(batch, world.side ** min(t, 62)) if world.string else batch for t in range(world.asked))
+    append, size = world.rules.append, world.rules.size
+    return sum(min(batch, size ** min(t, 62)) if append else batch for t in range(world.asked))
 
 
-def new_way(env: Any, seeds: int, batch: int) -> Any:
+def new_paths(env: Any, seeds: int, batch: int) -> Paths:
     shape, whole = (env.horizon, seeds, batch), (env.horizon + 1, seeds, batch)
     states, row, final = (np.empty(x, dtype=np.int64) for x in ((*whole, env.state_dim), whole, (seeds, batch)))
     actions, moves = np.empty((2, *shape), dtype=np.int64)
-    return loops().Way(states, actions, moves, np.empty(shape, dtype=bool), row, final)
+    return Paths(states, actions, moves, np.empty(shape, dtype=bool), row, final)

@@ -1,4 +1,4 @@
-"""Landscapes that ship with the package; README.md beside this file says where each comes from."""
+"""Landscapes that ship with the package; their origins are in README.md beside this file."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ def digits() -> np.ndarray:
 
 
 def simplified() -> np.ndarray:
-    """A made-up landscape in closed form: AT .5, CG .7, GC .6, TA .4 each time it occurs, .3 for A...T, .1 a repeated letter, over 3.
+    """A made-up landscape in closed form, [65536], float64.
 
-    Counted in tenths, so that no rounding decides who reaches the top: 380 sequences score exactly 1. (Adding the decimals
-    in floating point leaves 46 of them one rounding error below 1, hence the 334 that are sometimes quoted.)
+    Every AT counts .5, CG .7, GC .6, TA .4, a repeated letter .1, and A...T .3; the score is the sum over 3, at most 1.
+    Counted in tenths, so that rounding does not decide which sequences reach the top: 380 score exactly 1. (Adding the
+    decimals in floating point leaves 46 of them one rounding error below 1, hence the 334 that are sometimes quoted.)
     """
     x = digits()
     here, then = x[:, :-1], x[:, 1:]

@@ -1,14 +1,16 @@
-// What the loss says to the weights of a network with two hidden layers: sums over states of input times slope.
+// Gradients of the weights and biases of a network with two hidden layers: sums over states of input times gradient of the
+// output.
 //
-// A block of threads makes TILE x TILE numbers of one layer's gradient from a share of the states, on tensor cores. States come through shared memory, DEPTH at a
-// time, while those before them are multiplied. Where there are several shares, results are added, atomically, to zeros.
+// A block of threads makes TILE x TILE numbers of one layer's gradient from a share of the states, on tensor cores. States
+// come through shared memory, DEPTH at a time, while those before are multiplied. Where there are several shares, results
+// are added atomically to zeros.
 //
-// Defined by the host (balance_kernel.py): H hidden units, OUT outputs, COLUMNS of which have slopes, D columns of a state, SIZE values each,
-// FEATURES of them together, W width of a look-up table whose rows are inputs of the head beside the hidden units (0: none), LISTED (which states
-// were reached is in a list; else all), TILE (64), DEPTH (32) and STAGES.
+// Defines (gradient.py): H hidden units, OUT outputs, COLUMNS of them with gradients, D columns of a state, SIZE values each,
+// FEATURES together, W width of a look-up table whose rows are inputs of the head beside the hidden units (0: none), LISTED
+// (states that were reached are in a list; else all are), TILE (64), DEPTH (32), STAGES of copies in flight.
 
 #define THREADS 128
-#define STRIDE (TILE + 8)  // of a row in shared memory: a warp's reads meet no bank twice
+#define STRIDE (TILE + 8)  // of a row in shared memory: no bank conflicts
 #define TILES(n) (((n) + TILE - 1) / TILE)
 
 __device__ __forceinline__ void put(float* to, float value) {
@@ -18,21 +20,22 @@ __device__ __forceinline__ void put(float* to, float value) {
         *to = value;
 }
 
-// One layer's block: inputs [.., width] times slopes [.., given], into [width, outputs]. FLAGS: the inputs are flags of the states. With `entries`
-// they are rows of a table, a number for each late state, and have no bias; else they are what comes before or after a rectifier.
+// A layer: inputs [.., width] times gradients of the outputs [.., given], into [width, outputs]. With `entries` the inputs are
+// rows of a table, one per late state, and there is no bias; else they are activations before or after a rectifier.
 struct Layer {
-    float *to_weight, *to_bias;
-    const float *inputs, *slopes;
+    float *d_weight, *d_bias;
+    const float *inputs, *d_outputs;
     int width, outputs, given;
     const int* entries;
 };
 
+// One tile of a layer's gradient. FLAGS: the inputs are the one-hot features of the states.
 template <bool FLAGS>
 __device__ __forceinline__ void block(const Layer& layer, const i64* early, const i64* path, const int* list, int s, int row, int column, int begin,
                                       int end, int seeds, int batch, int early_steps, int early_states) {
     extern __shared__ float memory[];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-    const int k4 = tid / 16, n4 = tid % 16 * 4;  // what this thread copies: rows k4, k4 + 8, ..., four columns of each
+    const int k4 = tid / 16, n4 = tid % 16 * 4;  // this thread copies four columns of rows k4, k4 + 8, ...
     const int m0 = warp / 2 * 32 + lane / 4, n0 = warp % 2 * 32 + lane / 4;
     float sum[2][4][4] = {}, total = 0.f;
 
@@ -52,8 +55,8 @@ __device__ __forceinline__ void block(const Layer& layer, const i64* early, cons
             const int m = row * TILE + n4, n = column * TILE + n4;
             const bool there = next[q] >= 0 && n < layer.given, known = next[q] >= 0 && m < layer.width;
             const i64 from = layer.entries && at >= early_states ? layer.entries[at] : at;
-            if (!FLAGS) ahead<16>(a + (k4 + 8 * q) * STRIDE + n4, layer.inputs + from * layer.width + (known ? m : 0), known);
-            ahead<16>(b + (k4 + 8 * q) * STRIDE + n4, layer.slopes + at * layer.given + (there ? n : 0), there);
+            if (!FLAGS) copy_async<16>(a + (k4 + 8 * q) * STRIDE + n4, layer.inputs + from * layer.width + (known ? m : 0), known);
+            copy_async<16>(b + (k4 + 8 * q) * STRIDE + n4, layer.d_outputs + at * layer.given + (there ? n : 0), there);
         }
         if (FLAGS) {
             const int late = flagged - early_states;
@@ -101,7 +104,7 @@ __device__ __forceinline__ void block(const Layer& layer, const i64* early, cons
 #pragma unroll
                 for (int e = 0; e < 2; ++e) split(b[(k + e * 4) * STRIDE + n0 + j * 8], b_lead[j][e], b_trail[j][e]);
 #pragma unroll
-            for (int product = FLAGS; product < 3; ++product)  // in an order in which none waits for the one before
+            for (int product = FLAGS; product < 3; ++product)  // in an order without dependent neighbours
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -119,50 +122,51 @@ __device__ __forceinline__ void block(const Layer& layer, const i64* early, cons
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int m = row * TILE + m0 + i * 16 + e / 2 * 8, n = column * TILE + warp % 2 * 32 + j * 8 + lane % 4 * 2 + e % 2;
-                if (m < layer.width && n < layer.outputs) put(layer.to_weight + (i64)m * layer.outputs + n, sum[i][j][e]);
+                if (m < layer.width && n < layer.outputs) put(layer.d_weight + (i64)m * layer.outputs + n, sum[i][j][e]);
             }
-    if (!layer.entries && row == 0 && tid < TILE && column * TILE + tid < layer.outputs) put(layer.to_bias + column * TILE + tid, total);
+    if (!layer.entries && row == 0 && tid < TILE && column * TILE + tid < layer.outputs) put(layer.d_bias + column * TILE + tid, total);
 }
 
-// Programs: the blocks of the second layer, then those of the head, of its inputs from the table, and, if any, those of the first layer; times
-// shares; times seeds.
-extern "C" __global__ void __launch_bounds__(THREADS, 4) weights(
-    float* to_first, float* to_first_bias, float* to_second, float* to_second_bias, float* to_head, float* to_head_bias, float* to_log_z,
-    const i64* early, const i64* path,                     // [early_states, D], [T+1, S, B, D] the states
-    const int* list, const int* counts,                    // [S, rows - early_states] the states that were reached after the early ones, [S]
-    const float* sums, const float* hiddens,               // [S, rows, H]
-    const float* table, const int* entries,                // [S, table_rows, W], [S, rows] which of them a late state has
-    const float* slopes, const float* to_hidden, const float* to_sums,  // [S, rows, ...]
-    const float* said, double z_scale, int seeds, int batch, int rows, int early_steps, int early_states, int table_rows) {  // said [S, B] to log Z
+// The grid: tiles (of the second layer, of the head, of its inputs from the table, and, if any, of the first layer) x shares x
+// seeds.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) weight_gradients(
+    float* d_first, float* d_first_bias, float* d_second, float* d_second_bias, float* d_head, float* d_head_bias, float* d_log_z,
+    const i64* early, const i64* path,  // [early_states, D], [T+1, S, B, D] states
+    const int* list, const int* counts,  // [S, rows - early_states] late states that were reached, [S]
+    const float* sums, const float* hiddens,  // [S, rows, H]
+    const float* table, const int* entries,  // [S, table_rows, W], [S, rows] its row for a late state
+    const float* d_outputs, const float* d_hidden, const float* d_sums,  // [S, rows, ...]
+    const float* d_log_z_each,  // [S, B] of each trajectory
+    double z_scale, int seeds, int batch, int rows, int early_steps, int early_states, int table_rows) {
     const int s = blockIdx.z, p = blockIdx.x, many = LISTED ? early_states + counts[s] : rows;
     const int share = (many + DEPTH * gridDim.y - 1) / (DEPTH * gridDim.y) * DEPTH;
     const int begin = blockIdx.y * share, end = min(many, begin + share);
 
     if (p == 0 && blockIdx.y == 0) {
         float total = 0.f;
-        for (int b = threadIdx.x; b < batch; b += THREADS) total += said[s * batch + b];
+        for (int b = threadIdx.x; b < batch; b += THREADS) total += d_log_z_each[s * batch + b];
         for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
         __shared__ float each[THREADS / 32];
         if (threadIdx.x % 32 == 0) each[threadIdx.x / 32] = total;
         __syncthreads();
-        if (threadIdx.x == 0) to_log_z[s] = (float)z_scale * (each[0] + each[1] + each[2] + each[3]);
+        if (threadIdx.x == 0) d_log_z[s] = (float)z_scale * (each[0] + each[1] + each[2] + each[3]);
     }
     if (gridDim.y > 1 && begin >= end) return;
 
     const i64 at = (i64)s * rows;
     list += (i64)s * (rows - early_states);
     constexpr int ACROSS = TILES(H), OUTPUTS = TILES(OUT), SECOND = ACROSS * ACROSS, HEAD = ACROSS * OUTPUTS, TABLE = TILES(W) * OUTPUTS;
-    to_head += (i64)s * (H + W) * OUT;
+    d_head += (i64)s * (H + W) * OUT;
     if (p < SECOND + HEAD + TABLE) {
-        Layer layer = {to_second + s * H * H, to_second_bias + s * H, sums + at * H, to_hidden + at * H, H, H, H, nullptr};
+        Layer layer = {d_second + s * H * H, d_second_bias + s * H, sums + at * H, d_hidden + at * H, H, H, H, nullptr};
         int q = p;
         if (p >= SECOND) {
             q = p - SECOND;
-            layer = {to_head, to_head_bias + s * OUT, hiddens + at * H, slopes + at * COLUMNS, H, OUT, COLUMNS, nullptr};
+            layer = {d_head, d_head_bias + s * OUT, hiddens + at * H, d_outputs + at * COLUMNS, H, OUT, COLUMNS, nullptr};
         }
         if (p >= SECOND + HEAD) {
             q = p - SECOND - HEAD;
-            layer.to_weight += H * OUT;
+            layer.d_weight += H * OUT;
             layer.inputs = table + (i64)s * table_rows * W;
             layer.width = W;
             layer.entries = entries + at;
@@ -171,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) weights(
         block<false>(layer, early, path, list, s, q / wide, q % wide, begin, end, seeds, batch, early_steps, early_states);
     } else {
         const int q = p - SECOND - HEAD - TABLE;
-        const Layer layer = {to_first + (i64)s * FEATURES * H, to_first_bias + s * H, nullptr, to_sums + at * H, FEATURES, H, H, nullptr};
+        const Layer layer = {d_first + (i64)s * FEATURES * H, d_first_bias + s * H, nullptr, d_sums + at * H, FEATURES, H, H, nullptr};
         block<true>(layer, early, path, list, s, q / ACROSS, q % ACROSS, begin, end, seeds, batch, early_steps, early_states);
     }
 }

@@ -1,0 +1,104 @@
+"""The engine's operations. Its loops are compiled when they are first used: only then numba is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk
+from stochflow.engines.flat import FlatParameters
+from stochflow.engines.numba import covers
+from stochflow.noise.dynamics import Dynamics
+from stochflow.types import Trajectories
+
+
+class Numba:
+    """Compiled loops on the CPU; the seeds of a batch are shared among threads, and no number of threads changes a digit."""
+
+    name = "numba"
+    support = Support(
+        worlds="Grid, Strings",
+        channels="any without memory",
+        nets="MLP, Lookup",
+        objectives="trajectory and detailed balance, marginal form",
+        noise_models="any without memory; Neural of one hidden layer is learned here",
+        limits=f"CPU, float32, batch * width up to {covers.MOST}",
+    )
+
+    def __init__(self) -> None:
+        self._updates: WeakKeyDictionary[FlatParameters, Any] = WeakKeyDictionary()
+
+    def unavailable(self) -> str | None:
+        try:
+            import numba
+        except ImportError as error:  # it is not there, or does not go with this numpy
+            missing = isinstance(error, ModuleNotFoundError) and error.name == "numba"
+            return "numba is not installed" if missing else f"numba cannot be imported ({error})"
+        config: Any = numba.config
+        return "NUMBA_DISABLE_JIT is set" if config.DISABLE_JIT else None
+
+    def why_not_walk(self, request: Request) -> str | None:
+        return covers.walks(request)
+
+    def why_not_gradient(self, job: Job) -> str | None:
+        return covers.learns(job) or covers.updates(job.weights)
+
+    def why_not_noise(self, dynamics: Dynamics) -> str | None:
+        return covers.models(dynamics)
+
+    def why_not_update(self, flat: FlatParameters) -> str | None:
+        return "the gradient is taken by autograd, beside which a compiled update gains little"
+
+    def why_not_many(self, job: Job) -> str | None:
+        return "numba goes one iteration at a time"
+
+    def walk(self, request: Request) -> Walk:
+        from stochflow.engines.numba.walk import walk_once
+
+        trajectories, space = walk_once(request)
+        return Walk(trajectories, None if request.trace is None else space)
+
+    def new_trace(self, job: Job) -> Trace:
+        from stochflow.engines.numba.walk import Workspace
+
+        return Workspace(job.policy, job.batch, True, job.weights)
+
+    def gradient(self, job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
+        from stochflow.engines.numba.gradient import gradient
+        from stochflow.engines.numba.walk import Workspace
+
+        space = walk.trace
+        if not isinstance(space, Workspace):
+            raise TypeError("numba takes the gradient of walks with its own trace")
+        if not space.holds(walk.trajectories.states):
+            space.stale = True
+        space.use()
+        return gradient(job, space, rewards, log_k, note)
+
+    def arrivals(self, dynamics: Dynamics, flat: FlatParameters | None, traj: Trajectories) -> Tensor:
+        from stochflow.engines.numba.noise import arrivals
+
+        return arrivals(dynamics, dict(dynamics.named_parameters()) if flat is None else flat.averaged(), traj)
+
+    def learn_noise(self, dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:
+        from stochflow.engines.numba.noise import learn
+
+        return learn(dynamics, flat, traj)
+
+    def update(self, flat: FlatParameters, step: Tensor, ends: bool) -> Tensor:
+        norms = self._update(flat).step(flat, step.item())
+        if ends:
+            step += 1
+        return norms
+
+    def many(self, job: Job, schedule: Schedule, most: int) -> int:
+        return 0
+
+    def _update(self, flat: FlatParameters) -> Any:
+        from stochflow.engines.numba.update import Update
+
+        if flat not in self._updates:
+            self._updates[flat] = Update(flat)
+        return self._updates[flat]

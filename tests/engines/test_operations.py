@@ -1,0 +1,200 @@
+"""Facts about each operation of an engine, held to plain torch: one class per operation, every engine a parameter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stochflow.engines.choose import engines
+from stochflow.engines.eager import Eager
+from stochflow.engines.flat import FlatParameters
+from stochflow.engines.lower import lower
+from stochflow.learn.objectives import DetailedBalance, SubTrajectoryBalance, TrajectoryBalance
+from stochflow.nets.lookup import Lookup
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.noise.dynamics import Known, Neural
+from stochflow.scores.rewards import Linear
+from stochflow.training.sources import OnPolicy
+from stochflow.training.trainer import Trainer
+from stochflow.types import Task
+from stochflow.worlds.channels import Exact, Slip
+from stochflow.worlds.grid import Grid
+from stochflow.worlds.strings import Strings
+
+ENGINES = [pytest.param("numba", id="numba"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
+WORLDS = [Grid(2, 5), Grid(3, 3), Strings("ACGT", 4), Strings("AB", 5, 1)]
+
+
+def score(state):
+    return 0.1 + (state.float().sum(-1) % 5) / 5
+
+
+def make(name, env, objective=None, net=None, seeds=(0, 1), batch=7, noise=False, **more):
+    task = Task(env, Slip(0.3) if noise else Exact(), score, Linear(1.0))
+    device = "cuda" if name == "cuda" else "cpu"
+    policy = Policy(env, net or MLP(32, 2), seeds=seeds, **more).to(device)
+    model = (Neural(env, seeds, hidden=16) if noise else Known(env, task.channel)).to(device)
+    source = OnPolicy(task, policy, batch, explore=0.2)
+    return Trainer(task, policy, model, objective or TrajectoryBalance(), source, engine=name)
+
+
+def scored(trainer):
+    walk = trainer.source.walk(trainer.step)
+    return walk._replace(trajectories=trainer.score(walk.trajectories))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("env", WORLDS, ids=repr)
+class TestWalk:
+    def test_moves_are_legal_and_states_follow(self, name, env):
+        traj = make(name, env, noise=True).act()
+        for t in range(env.horizon):
+            state, move, alive = traj.states[t], traj.moves[t], traj.alive[t]
+            legal = env.moves(state).gather(-1, move.unsqueeze(-1)).squeeze(-1)
+            assert bool((legal | ~alive).all())
+            after = torch.where(alive.unsqueeze(-1), env.step(state, move), state)
+            assert torch.equal(after, traj.states[t + 1])
+
+    def test_an_exact_channel_does_what_is_intended(self, name, env):
+        traj = make(name, env).act()
+        assert bool(((traj.actions == traj.moves) | ~traj.alive).all())
+
+    def test_the_last_states_have_their_numbers(self, name, env):
+        walk = scored(make(name, env))
+        assert torch.equal(walk.trace.final, env.index(walk.trajectories.states[-1]))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+class TestGradient:
+    @pytest.mark.parametrize("noise", [False, True], ids=["exact", "learned noise"])
+    @pytest.mark.parametrize("objective", [TrajectoryBalance(), DetailedBalance()], ids=["tb", "db"])
+    @pytest.mark.parametrize("env", WORLDS, ids=repr)
+    def test_it_is_that_of_autograd(self, name, env, objective, noise):
+        self.check(make(name, env, objective, noise=noise))
+
+    @pytest.mark.parametrize("net", [MLP(32, 1), MLP(48, 3), Lookup(32, 2, 16)], ids=repr)
+    def test_of_networks_of_any_depth_with_and_without_a_table(self, name, net):
+        if name == "cuda" and net != Lookup(32, 2, 16):
+            pytest.skip("the kernels cover two hidden layers")
+        self.check(make(name, Strings("ACGT", 4), net=net))
+
+    def test_of_a_uniform_backward_policy(self, name):
+        self.check(make(name, Grid(2, 5), learned_backward=False))
+
+    def test_of_one_seed_and_one_trajectory(self, name):
+        self.check(make(name, Grid(2, 5), seeds=(3,), batch=1))
+
+    @staticmethod
+    def check(trainer):
+        walk = scored(trainer)
+        found = trainer._residuals(walk, True)
+        flat = trainer.policy_flat
+        taken = flat.grad.clone()
+        with trainer._averaged_dynamics():
+            loss, _ = trainer.loss(walk.trajectories, True)
+        flat.differentiate(loss)
+        assert torch.allclose(found.loss.mean(1), loss, rtol=1e-4)
+        assert float((taken - flat.grad).norm()) <= 1e-4 * float(flat.grad.norm())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("env", WORLDS, ids=repr)
+class TestNoise:
+    def test_arrivals_and_gradient_are_those_of_torch(self, name, env):
+        trainer = make(name, env, noise=True)
+        engine, plain = engines()[name], Eager()
+        if engine.why_not_noise(trainer.dynamics) is not None:
+            pytest.skip(str(engine.why_not_noise(trainer.dynamics)))
+        traj, flat, model = trainer.act(), trainer.dynamics_flat, trainer.dynamics
+        made = traj.alive if env.stop is None else traj.alive & (traj.moves != env.stop)
+        legal = env.real_moves(env.moves(traj.states[:-1])) & made.unsqueeze(-1)
+        one, two = (e.arrivals(model, flat, traj) for e in (engine, plain))
+        assert torch.allclose(one[legal], two[legal], atol=1e-4)
+        loss = engine.learn_noise(model, flat, traj)
+        taken = flat.grad.clone()
+        assert torch.allclose(loss, plain.learn_noise(model, flat, traj), atol=1e-5)
+        assert float((taken - flat.grad).norm()) <= 1e-4 * float(flat.grad.norm())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("clip", [1e9, 0.1], ids=["free", "clipped"])
+class TestUpdate:
+    def test_it_is_clipped_adam_and_the_average(self, name, clip):
+        device = "cuda" if name == "cuda" else "cpu"
+
+        def run(engine):
+            policy = Policy(Grid(2, 5), MLP(16, 2), seeds=range(3)).to(device)
+            flat = FlatParameters(policy, 1e-2, clip)
+            step = torch.zeros((), dtype=torch.float64, device=device)
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(4):
+                flat.take([torch.randn(p.shape, generator=generator).to(device) for p in flat.named.values()])
+                norms = engine.update(flat, step, True).clone()
+            assert float(step) == 4
+            return flat, norms
+
+        (one, norms), (two, others) = run(engines()[name]), run(Eager())
+        assert torch.allclose(norms, others, rtol=1e-5)
+        for vector in ("values", "average", "moments", "adam_step"):
+            assert torch.allclose(getattr(one, vector), getattr(two, vector), atol=2e-6), vector
+
+
+@pytest.mark.parametrize("env", WORLDS, ids=repr)
+def test_the_lowered_rules_are_those_of_the_environment(env):
+    rules, states = lower(env), env.all_states()
+    for state in states:
+        made = int(env.lengths(state)) if rules.append else int(state.sum())
+        legal = env.moves(state)
+        for move in range(rules.moves):
+            if move == rules.stop:
+                allowed = made >= rules.least
+            else:
+                allowed = made < rules.columns if rules.append else int(state[move]) < rules.size - 1
+            assert bool(legal[move]) == allowed
+            if allowed and move != rules.stop:
+                after = state.clone()
+                if rules.append:
+                    after[made] = move
+                else:
+                    after[move] += 1
+                assert torch.equal(env.step(state, torch.tensor(move)), after)
+                feature = made * rules.size + move if rules.append else move * rules.size + int(after[move])
+                assert float(env.features(after)[feature]) == 1
+
+
+def test_what_is_not_covered_is_refused_in_words():
+    trainer = make("auto", Grid(2, 5), SubTrajectoryBalance(0.9))
+    assert trainer.engines.gradient.name == "eager"
+    assert any("SubTrajectoryBalance" in reason for reason in trainer.engines.reasons["gradient"])
+
+
+@pytest.mark.parametrize("env", WORLDS, ids=repr)
+def test_the_number_of_threads_changes_no_digit(env):
+    states = []
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            torch.manual_seed(3)
+            trainer = make("numba", env, seeds=range(3), noise=True)
+            trainer.train(5)
+            states.append(trainer.state_dict())
+        finally:
+            torch.set_num_threads(before)
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0] if not k.startswith("random"))
+
+
+def test_a_cache_that_others_may_write_is_refused(tmp_path, monkeypatch):
+    from stochflow.engines.numba import cache
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    getattr(cache.folder, "cache_clear", lambda: None)()
+    made = cache.folder()
+    assert made is not None
+    assert made.stat().st_mode & 0o077 == 0
+    made.chmod(0o777)
+    getattr(cache.folder, "cache_clear", lambda: None)()
+    assert cache.folder() is None
+    made.chmod(0o700)
+    getattr(cache.folder, "cache_clear", lambda: None)()
