@@ -53,7 +53,7 @@ def test_bit_sequences_of_120(bits):
     assert len(oracle.mode_bits.unique(dim=0)) == 60
     place = 2 ** torch.arange(bits - 1, -1, -1)
     modes = (oracle.mode_bits.view(60, env.length, bits) * place).sum(-1)
-    assert torch.equal(oracle.spread(modes), oracle.mode_bits)
+    assert torch.equal(oracle.unpack(modes), oracle.mode_bits)
     assert torch.equal(oracle(modes), torch.ones(60))
     assert oracle.modes(modes).all()
     assert oracle.found(modes[:7], 0) == 7
@@ -62,7 +62,7 @@ def test_bit_sequences_of_120(bits):
 def test_the_score_is_the_hamming_distance_to_the_nearest_mode():
     task = bits_task(length=16, bits=2, modes=5)
     state = torch.randint(4, (50, 8))
-    bits = task.oracle.spread(state)
+    bits = task.oracle.unpack(state)
     want = torch.tensor([[int((a != b).sum()) for b in task.oracle.mode_bits] for a in bits]).min(1).values
     torch.testing.assert_close(task.oracle(state), 1 - want / 16)
     torch.testing.assert_close(task.reward(task.oracle(state), state, None), (16 - want).float(), atol=1e-5, rtol=0)
@@ -76,8 +76,7 @@ def test_modes_of_a_small_bit_world_are_listed():
     at = task_modes(task)
     texts = task.env.decode(task.env.all_states()[at])
     words = {
-        "".join(str(int(w[i : i + 2], 2)) for i in range(0, 8, 2))
-        for w in ("00000000", "11111111", "11110000", "00001111", "00111100")
+        "".join(str(int(w[i : i + 2], 2)) for i in range(0, 8, 2)) for w in ("00000000", "11111111", "11110000", "00001111", "00111100")
     }
     assert set(texts) == words
     check_oracle(task)
@@ -150,11 +149,11 @@ def test_the_shipped_peptides_are_what_the_page_says():
     assert int(active.sum()) == 2266
     assert sequences == sorted(set(sequences))
     assert all(8 <= len(s) <= 50 for s in sequences)
-    page = (ROOT / "src/stochflow/data/README.md").read_text()
+    page = (ROOT / "src/stochflow/scores/data/README.md").read_text()
     import hashlib
 
     for name in ("peptides.npz", "peptide_proxy.npz"):
-        assert hashlib.sha256((ROOT / "src/stochflow/data" / name).read_bytes()).hexdigest() in page
+        assert hashlib.sha256((ROOT / "src/stochflow/scores/data" / name).read_bytes()).hexdigest() in page
 
 
 def test_the_proxy_tells_the_two_sets_apart():
@@ -270,9 +269,7 @@ def test_training_memory_of_the_transformer_is_linear_in_length():
     for n in (15, 30, 60):
         assert sizes[2 * n] / sizes[n] < 2.1
     assert kept(MLP(16, 1), 120) / kept(MLP(16, 1), 60) < 2.1  # narrow: its first layer is a running sum
-    assert (
-        kept(MLP(128, 1), 120) / kept(MLP(128, 1), 60) > 2.1
-    )  # wide for its strings: fed whole padded strings, one a prefix
+    assert kept(MLP(128, 1), 120) / kept(MLP(128, 1), 60) > 2.1  # wide for its strings: fed whole padded strings, one a prefix
 
 
 def test_replay_is_linear_in_length():

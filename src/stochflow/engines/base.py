@@ -134,7 +134,7 @@ class Engine(Protocol):
         """The gradient of each seed's loss into `job.weights`; `log_k` [T, S, B, M] = log P(the realised move | each action),
         None: what is intended happens."""
 
-    def arrivals(self, dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:
+    def arrivals(self, dynamics: Dynamics, flat: FlatParameters | None, traj: Trajectories) -> Tensor:
         """log P(the realised move | each action) [T, S, B, M] by the averaged model; anything where no move was made."""
 
     def learn_noise(self, dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:

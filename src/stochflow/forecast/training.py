@@ -272,9 +272,8 @@ def criterion(trainer: Trainer, rows: Tensor, settings: Forecast, form: Form) ->
     seeds = trainer.policy.num_seeds
     every = rows.expand(seeds, len(rows))
     if settings.mode in ("nll", "mix"):
-        terms = evaluate(
-            trainer.task, trainer.policy, trainer.dynamics, follow(trainer.task.env, every), None, form.needs
-        )  # type: ignore[arg-type]
+        env: Any = trainer.task.env
+        terms = evaluate(trainer.task, trainer.policy, trainer.dynamics, follow(env, every), None, form.needs)
         return -form.step(terms).sum(0).mean(1)
     devices = [every.device] if every.is_cuda else []
     with torch.random.fork_rng(devices):

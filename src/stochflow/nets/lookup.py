@@ -63,7 +63,7 @@ class LookupTrunk(Trunk):
 _LookupTrunk = LookupTrunk  # the name before it was public, until no module imports it
 
 
-def inner_mlp(trunk: Trunk) -> Trunk:
+def inner_mlp(trunk: Any) -> Any:
     """The MLP of a trunk: itself, or the one beside an embedding."""
     return trunk.mlp if type(trunk) is LookupTrunk else trunk
 

@@ -108,8 +108,9 @@ class Trainer:
         """The same with the oracle's scores, counted."""
         if self.source.scored:
             return traj
-        self._count(traj)
-        return traj._replace(score=self.task.oracle(traj.states[-1]).to(traj.score))
+        found = self.task.oracle(traj.states[-1])
+        self._count(traj)  # what fails is not counted: it is asked again
+        return traj._replace(score=found.to(traj.score))
 
     def _fresh(self) -> Walk:
         """A batch to learn from, with its scores unless they are looked up by state number later."""

@@ -390,4 +390,5 @@ def _found(space: Workspace) -> Found:
     posterior, normaliser = (np.empty((seeds, *x), dtype=np.float32) for x in ((steps, moves), (rows, 2)))
     figures = np.empty((3, seeds, batch), dtype=np.float32)
     forward, backward = np.empty((seeds, steps)), np.empty((seeds, steps + 1))
-    return Found(*both, forward, backward, posterior, normaliser, floats(seeds, rows, outs), *figures)
+    made: Any = (*both, forward, backward, posterior, normaliser, floats(seeds, rows, outs), *figures)
+    return Found(*made)

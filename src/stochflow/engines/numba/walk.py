@@ -209,7 +209,8 @@ class Workspace(Trace):
 
     def __init__(self, policy: Any, batch: int, keep: bool, weights: Any):
         super().__init__(weights)
-        self.keep, self.paths, self.walks = keep, None, 0
+        self.keep, self.walks = keep, 0
+        self.paths: Any = None
         self.many: Any = None  # several iterations in one call, in these arrays
         self._make(policy, batch)
 
@@ -368,7 +369,8 @@ def _rows(world: World, shape: tuple[int, int], widths: tuple[int, ...], outs: i
     begin = np.zeros((shape[0], world.rules.horizon + 2), dtype=np.int64)
     begin[:, 1] = 1
     place = np.zeros((*shape, 0 if world.rules.append else world.rules.columns), dtype=np.int64)
-    return Rows(begin, *numbers, place, tuple(inputs), out, slots)
+    number, parent, feature = numbers
+    return Rows(begin, number, parent, feature, place, tuple(inputs), out, slots)
 
 
 def _most_rows(world: World, batch: int) -> int:
