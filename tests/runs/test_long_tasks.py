@@ -76,7 +76,8 @@ def test_modes_of_a_small_bit_world_are_listed():
     at = task_modes(task)
     texts = task.env.decode(task.env.all_states()[at])
     words = {
-        "".join(str(int(w[i : i + 2], 2)) for i in range(0, 8, 2)) for w in ("00000000", "11111111", "11110000", "00001111", "00111100")
+        "".join(str(int(w[i : i + 2], 2)) for i in range(0, 8, 2))
+        for w in ("00000000", "11111111", "11110000", "00001111", "00111100")
     }
     assert set(texts) == words
     check_oracle(task)
@@ -269,7 +270,9 @@ def test_training_memory_of_the_transformer_is_linear_in_length():
     for n in (15, 30, 60):
         assert sizes[2 * n] / sizes[n] < 2.1
     assert kept(MLP(16, 1), 120) / kept(MLP(16, 1), 60) < 2.1  # narrow: its first layer is a running sum
-    assert kept(MLP(128, 1), 120) / kept(MLP(128, 1), 60) > 2.1  # wide for its strings: fed whole padded strings, one a prefix
+    assert (
+        kept(MLP(128, 1), 120) / kept(MLP(128, 1), 60) > 2.1
+    )  # wide for its strings: fed whole padded strings, one a prefix
 
 
 def test_replay_is_linear_in_length():

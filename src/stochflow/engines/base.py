@@ -4,7 +4,6 @@
     gradient   the objective's gradient, from a traced walk or (eager) from any batch
     noise      what a model of the noise says of a batch, and its gradient
     update     clipping, Adam and the averages on the flat block of parameters
-    many       several whole iterations in one call, where nothing has to be asked in between
 
 An engine refuses an operation with a reason in words; `choose` collects them. Shapes as in `types`.
 """
@@ -124,7 +123,6 @@ class Engine(Protocol):
     def why_not_gradient(self, job: Job) -> str | None: ...
     def why_not_noise(self, dynamics: Dynamics) -> str | None: ...
     def why_not_update(self, flat: FlatParameters) -> str | None: ...
-    def why_not_many(self, job: Job) -> str | None: ...
 
     def walk(self, request: Request) -> Walk: ...
     def new_trace(self, job: Job) -> Trace:
@@ -142,17 +140,6 @@ class Engine(Protocol):
 
     def update(self, flat: FlatParameters, step: Tensor, ends: bool) -> Tensor:
         """One clipped Adam step and the averages; where it `ends` an iteration, `step` is counted. The norms before clipping [S]."""
-
-    def many(self, job: Job, schedule: Schedule, most: int) -> int:
-        """At most so many iterations at once; how many were made (0: not yet, or not here)."""
-
-
-class Schedule(NamedTuple):
-    """What iterations in one call have to know of the trainer."""
-
-    done: float  # iterations before these
-    explore: Explore
-    trace: Trace
 
 
 class Compile(Exception):

@@ -12,7 +12,7 @@ from stochflow.errors import UserError, did_you_mean
 
 log = logging.getLogger("stochflow")
 Word = Literal["auto", "eager", "numba", "cuda"]
-OPERATIONS = ("walk", "gradient", "noise", "update", "many")
+OPERATIONS = ("walk", "gradient", "noise", "update")
 
 
 @cache
@@ -31,12 +31,11 @@ class Chosen(NamedTuple):
     gradient: Engine
     noise: Engine
     update: Engine
-    many: Engine | None
     reasons: dict[str, list[str]]
 
     def describe(self) -> dict[str, Any]:
         """As it stands in environment.json."""
-        names = {op: getattr(self, op).name if getattr(self, op) is not None else "none" for op in OPERATIONS}
+        names = {op: getattr(self, op).name for op in OPERATIONS}
         return {"engine": self.gradient.name, "operations": names, "reasons": self.reasons}
 
     def sentence(self) -> str:
@@ -77,12 +76,7 @@ def choose(job: Job, word: Word = "auto") -> Chosen:
         )
     noise = take("noise", lambda e: e.why_not_noise(job.dynamics))
     update = gradient if gradient.name != "eager" else take("update", lambda e: e.why_not_update(job.weights))
-    many = take("many", lambda e: None if e.name == "eager" else first(e.why_not_many(job), _same(e, gradient)))
-    return Chosen(walk, gradient, noise, update, None if many.name == "eager" else many, reasons)
-
-
-def _same(engine: Engine, gradient: Engine) -> str | None:
-    return None if engine is gradient else f"{engine.name} does not take the gradient"
+    return Chosen(walk, gradient, noise, update, reasons)
 
 
 def _asked(engine: Engine, operation: str, why_not: Any) -> str | None:

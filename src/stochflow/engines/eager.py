@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Support, Trace, Walk
 from stochflow.engines.flat import FlatParameters
 from stochflow.learn.rollout import rollout
 from stochflow.noise.dynamics import Dynamics
@@ -38,9 +38,6 @@ class Eager:
 
     def why_not_update(self, flat: FlatParameters) -> str | None:
         return None
-
-    def why_not_many(self, job: Job) -> str | None:
-        return "it goes one iteration at a time"
 
     def walk(self, request: Request) -> Walk:
         explore = request.explore.now() if isinstance(request.explore, Fading) else request.explore
@@ -92,9 +89,6 @@ class Eager:
             adam.state[flat.values] = {"step": flat.adam_step, "exp_avg": mean, "exp_avg_sq": square}
             self._optimisers[id(flat)] = flat, adam
         return self._optimisers[id(flat)][1]
-
-    def many(self, job: Job, schedule: Schedule, most: int) -> int:
-        return 0
 
 
 def _rates(flat: FlatParameters, step: Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,9 +59,6 @@ class LookupTrunk(Trunk):
 
     def _join(self, hidden: Tensor, row: Tensor) -> Tensor:
         return torch.cat([hidden, self.table(row.clamp(max=self.table.weight.shape[1] - 1))], -1)
-
-
-_LookupTrunk = LookupTrunk  # the name before it was public, until no module imports it
 
 
 def inner_mlp(trunk: Any) -> Any:

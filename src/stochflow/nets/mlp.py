@@ -88,6 +88,3 @@ class MLPTrunk(Trunk):
         else:
             sums = sums + rows(self.layers[0].get_parameter("weight"), flag)
         return self._rest(sums), (context, sums)
-
-
-_MLPTrunk = MLPTrunk  # the name before it was public, until no module imports it

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk, first
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Support, Trace, Walk, first
 from stochflow.engines.cuda import driver, gradient, noise, update, walk
 from stochflow.engines.flat import FlatParameters
 from stochflow.noise.dynamics import Dynamics
@@ -69,9 +69,6 @@ class Cuda:
         update.kernels(flat)
         return None
 
-    def why_not_many(self, job: Job) -> str | None:
-        return "iterations are captured as a CUDA graph instead"
-
     def walk(self, request: Request) -> Walk:
         return walk.walk(request)
 
@@ -81,7 +78,8 @@ class Cuda:
     def gradient(self, job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
         return gradient.gradient(job, walk, rewards, log_k, note)
 
-    def arrivals(self, dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:
+    def arrivals(self, dynamics: Dynamics, flat: FlatParameters | None, traj: Trajectories) -> Tensor:
+        assert flat is not None, "why_not_noise refuses a model without weights"
         return noise.arrivals(dynamics, flat.averaged(), traj)
 
     def learn_noise(self, dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:
@@ -91,6 +89,3 @@ class Cuda:
         if flat not in self._spans:
             self._spans[flat] = update.spans(flat.seed_spans(), flat.device)
         return update.update(flat, self._spans[flat], step, ends)
-
-    def many(self, job: Job, schedule: Schedule, most: int) -> int:
-        return 0

@@ -13,8 +13,8 @@ from torch import Tensor
 from stochflow.engines.base import Request, Trace, Walk
 from stochflow.engines.cuda.driver import Kernel, kernel, shared_memory
 from stochflow.engines.lower import Lowered, lower
-from stochflow.nets.lookup import _LookupTrunk, inner_mlp
-from stochflow.nets.mlp import _MLPTrunk
+from stochflow.nets.lookup import LookupTrunk, inner_mlp
+from stochflow.nets.mlp import MLPTrunk
 from stochflow.nets.policy import Early, Policy
 from stochflow.ops import always, zeros
 from stochflow.types import Explore, Fading, Task, Trajectories
@@ -81,7 +81,7 @@ def network(policy: Policy) -> Network:
     """Of a policy that `why_not` accepts."""
     trunk: Any = policy.trunk
     (one, two), head = inner_mlp(trunk).layers, policy.head
-    table = trunk.table.weight if type(trunk) is _LookupTrunk else None
+    table = trunk.table.weight if type(trunk) is LookupTrunk else None
     _, features, hidden = one.weight.shape
     outputs, (_, rows, width) = head.weight.shape[2], (0, 0, 0) if table is None else table.shape
     columns = max(16, 1 << ((outputs if outputs <= SMALL_HEAD else policy.env.num_moves) - 1).bit_length())
@@ -125,7 +125,7 @@ def why_not(task: Task, policy: Any) -> str | None:
 
 def _why_not_network(world: Lowered, policy: Any) -> str | None:
     mlp = inner_mlp(getattr(policy, "trunk", None))
-    if type(policy) is not Policy or type(mlp) is not _MLPTrunk or policy.encoder is not None:
+    if type(policy) is not Policy or type(mlp) is not MLPTrunk or policy.encoder is not None:
         return "cuda covers networks of fully connected layers alone (mlp and lookup)"
     if len(mlp.layers) != 2:
         return f"cuda covers networks of two hidden layers, not {len(mlp.layers)}"

@@ -10,8 +10,8 @@ from stochflow.engines.base import Job, Request, first, unless
 from stochflow.engines.flat import FlatParameters
 from stochflow.engines.lower import lower
 from stochflow.learn.objectives import MARGINAL, DetailedBalance, TrajectoryBalance
-from stochflow.nets.lookup import _LookupTrunk, inner_mlp
-from stochflow.nets.mlp import _MLPTrunk
+from stochflow.nets.lookup import LookupTrunk, inner_mlp
+from stochflow.nets.mlp import MLPTrunk
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics, Neural
 from stochflow.ops import ALL_AT_ONCE
@@ -32,7 +32,7 @@ def walks(request: Request) -> str | None:
         unless(request.steps is None, COMPILED),
         unless(rules is not None and request.row is None, f"numba does not cover the environment {type(env).__name__}"),
         unless(type(policy) is Policy, f"numba does not cover the policy {type(policy).__name__}"),
-        unless(type(trunk) in (_MLPTrunk, _LookupTrunk), f"numba covers MLP and lookup networks, not a {given}"),
+        unless(type(trunk) in (MLPTrunk, LookupTrunk), f"numba covers MLP and lookup networks, not a {given}"),
     ) or first(
         unless(policy.device.type == "cpu", "numba runs on the CPU"),
         unless(policy.head.weight.dtype == torch.float32, "numba covers float32 only"),

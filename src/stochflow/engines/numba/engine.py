@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Support, Trace, Walk
 from stochflow.engines.flat import FlatParameters
 from stochflow.engines.numba import covers
 from stochflow.noise.dynamics import Dynamics
@@ -51,9 +51,6 @@ class Numba:
     def why_not_update(self, flat: FlatParameters) -> str | None:
         return "the gradient is taken by autograd, beside which a compiled update gains little"
 
-    def why_not_many(self, job: Job) -> str | None:
-        return "numba goes one iteration at a time"
-
     def walk(self, request: Request) -> Walk:
         from stochflow.engines.numba.walk import walk_once
 
@@ -92,9 +89,6 @@ class Numba:
         if ends:
             step += 1
         return norms
-
-    def many(self, job: Job, schedule: Schedule, most: int) -> int:
-        return 0
 
     def _update(self, flat: FlatParameters) -> Any:
         from stochflow.engines.numba.update import Update

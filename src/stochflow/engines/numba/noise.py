@@ -35,7 +35,7 @@ class Noise(NamedTuple):
     seen: np.ndarray  # [S, R, 2] the step and the trajectory that met it first
     hidden: np.ndarray  # [S, R, H] before the ReLU
     table: np.ndarray  # [S, R, M * M] log P(move | action), action by action
-    count: np.ndarray  # [S] rows
+    rows: np.ndarray  # [S] how many
 
 
 class Batch(NamedTuple):
@@ -73,7 +73,7 @@ def noise_forward(first, last, rules, batch, model, noise, out):
                     noise.seen[seed, new, 0], noise.seen[seed, new, 1] = t, b
                     new += 1
                 row[t, seed, b] = slots[seed, at]
-        noise.count[seed] = new
+        noise.rows[seed] = new
         for r in range(new):
             t, b = noise.seen[seed, r, 0], noise.seen[seed, r, 1]
             for m in range(table.shape[2]):
@@ -111,7 +111,7 @@ def noise_gradient(first, last, rules, batch, learns, model, noise, gradient, lo
     that mean [S]."""
     states, moved, moves, width = batch.states, batch.moves, rules.moves, model.head.shape[1]
     for seed in range(first, last):
-        count, steps, loss = noise.count[seed], 0, 0.0
+        count, steps, loss = noise.rows[seed], 0, 0.0
         slope = np.zeros((count, moves * moves), dtype=np.float32)
         often = np.zeros((count, moves), dtype=np.float32)
         for i in range(gradient.first.shape[1]):

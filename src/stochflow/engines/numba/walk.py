@@ -19,7 +19,7 @@ from stochflow.engines.numba.jit import call, floats, in_parts, loop, part
 from stochflow.engines.numba.products import dots, product
 from stochflow.engines.numba.rules import World, feature, legal, slot, successor
 from stochflow.errors import UserError
-from stochflow.nets.lookup import _LookupTrunk, inner_mlp
+from stochflow.nets.lookup import LookupTrunk, inner_mlp
 from stochflow.ops import always, pick, zeros
 from stochflow.types import Fading, Task, Trajectories
 from stochflow.worlds.channels import Exact, Slip
@@ -211,7 +211,6 @@ class Workspace(Trace):
         super().__init__(weights)
         self.keep, self.walks = keep, 0
         self.paths: Any = None
-        self.many: Any = None  # several iterations in one call, in these arrays
         self._make(policy, batch)
 
     def serve(self, policy: Any, batch: int) -> None:
@@ -232,7 +231,7 @@ class Workspace(Trace):
         mlp, trunk, seeds = inner_mlp(policy.trunk), policy.trunk, policy.num_seeds
         first, *more = [layer.weight.detach().numpy() for layer in mlp.layers]
         first_bias, *biases = [layer.bias.detach().numpy() for layer in mlp.layers]
-        table = trunk.table.weight.detach().numpy() if type(trunk) is _LookupTrunk else floats(seeds, 0, 0)
+        table = trunk.table.weight.detach().numpy() if type(trunk) is LookupTrunk else floats(seeds, 0, 0)
         outs = columns if world.few else -(-columns // WIDE) * WIDE
         shapes = [(seeds, outs, n) if world.few else (seeds, n, outs) for n in (mlp.width, table.shape[2])]
         *heads, bias = [floats(*shape) for shape in (*shapes, (seeds, 1, outs))]
@@ -342,7 +341,7 @@ def draw(
     tempers = space.even
     if temper is not None:
         tempers = np.array(np.broadcast_to(np.asarray(temper, dtype=np.float32), (*space.shape, 1))[..., 0], order="C")
-    slip = np.float32(channel.alpha if slips else 0)
+    slip: Any = np.float32(channel.alpha if slips else 0)
     return Draws(found, noise if coins else -1, chances, noise + coins if slips else -1, slip, tempers), after
 
 
