@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from work import HIDDEN, LAYERS, LR, TASKS, resident, serve
 
 import stochflow
 from stochflow.runs.config import configure
-from stochflow.engines.numba.many import BEFORE
 from stochflow.law.exact import Graph, target_law
 from stochflow.runs.experiment import Experiment
 from stochflow.runs.tasks import build
@@ -34,16 +32,6 @@ class Run:
     def __init__(self, tables: dict[str, Any], spec: dict[str, Any]):
         self.spec, self.offset = spec, float(TASKS["bits"]["length"] * TASKS["bits"]["word"]) if spec["task"] == "bits" else 0.0
         self.restart(0)
-
-    def settle(self) -> None:
-        """What makes many iterations at once on the CPU is compiled beside, the first time of all: wait for it, with a trainer of its own."""
-        if self.cuda or self.trainer._worth is None:
-            return
-        with torch.random.fork_rng():
-            other = Experiment(self.made.config).trainer
-            other.train(BEFORE + 2, every=1 << 30)
-        while (made := getattr(other._recording, "compiled", None)) and made.kept is not None and not made.look():
-            time.sleep(0.05)
 
     def restart(self, seed: int) -> None:
         spec = self.spec

@@ -103,7 +103,7 @@ def test_law_of_a_network_equals_its_table_for_every_seed(env, monkeypatch):
     assert whole.shape == (3, len(graph))
     for i in range(3):
         assert torch.allclose(whole[i], law_from_log_pi(graph, channel, tables[i])[0], atol=1e-6)
-    monkeypatch.setattr("stochflow.exact.CHUNK", 5)
+    monkeypatch.setattr("stochflow.law.exact.CHUNK", 5)
     assert torch.allclose(exact_law(Graph(env), channel, policy), whole, atol=1e-7)
 
 
