@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ from stochflow.training.sources import OnPolicy
 from stochflow.training.trainer import Trainer
 from stochflow.types import Task
 from stochflow.worlds.channels import Exact, Slip
-from stochflow.worlds.grid import Grid
+from stochflow.worlds.grid import Corners, Grid
 from stochflow.worlds.strings import Strings
 
 ENGINES = [pytest.param("numba", id="numba"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
@@ -30,8 +32,8 @@ def score(state):
     return 0.1 + (state.float().sum(-1) % 5) / 5
 
 
-def make(name, env, objective=None, net=None, seeds=(0, 1), batch=7, noise=False, **more):
-    task = Task(env, Slip(0.3) if noise else Exact(), score, Linear(1.0))
+def make(name, env, objective=None, net=None, seeds=(0, 1), batch=7, noise=False, oracle=score, **more):
+    task = Task(env, Slip(0.3) if noise else Exact(), oracle, Linear(1.0))
     device = "cuda" if name == "cuda" else "cpu"
     policy = Policy(env, net or MLP(32, 2), seeds=seeds, **more).to(device)
     model = (Neural(env, seeds, hidden=16) if noise else Known(env, task.channel)).to(device)
@@ -198,3 +200,30 @@ def test_a_cache_that_others_may_write_is_refused(tmp_path, monkeypatch):
     assert cache.folder() is None
     made.chmod(0o700)
     getattr(cache.folder, "cache_clear", lambda: None)()
+
+
+@pytest.mark.slow  # compiles for a quarter of a minute where nothing is cached
+@pytest.mark.parametrize("noise", [False, True], ids=["exact", "noise"])
+class TestMany:
+    """Several iterations in one call."""
+
+    def test_the_state_is_that_of_single_iterations(self, noise, monkeypatch):
+        env, oracle = Grid(2, 5), Corners(5)
+        alone, many = (make("numba", env, DetailedBalance(), noise=noise, oracle=oracle) for _ in range(2))
+        state = torch.get_rng_state()
+        alone.train(60, every=1)  # statistics at every iteration: none is made together with others
+        torch.set_rng_state(state)
+        monkeypatch.setattr("stochflow.engines.numba.many.BEFORE", 5)
+        many.train(10, every=1000)
+        space = many.source.trace
+        assert not isinstance(space.many, str)
+        deadline = time.monotonic() + 300
+        while not space.many.ready:
+            assert time.monotonic() < deadline, "it does not compile"
+            time.sleep(0.05)
+        walks = space.walks
+        many.train(60, every=1000)
+        assert space.walks - walks < 10, "most iterations were made together"
+        expected, found = alone.state_dict(), many.state_dict()
+        differ = [name for name in expected if name != "stats" and not torch.equal(expected[name], found[name])]
+        assert differ == []

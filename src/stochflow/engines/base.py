@@ -4,6 +4,7 @@
     gradient   the objective's gradient, from a traced walk or (eager) from any batch
     noise      what a model of the noise says of a batch, and its gradient
     update     clipping, Adam and the averages on the flat block of parameters
+    many       several whole iterations in one call, where nothing has to be asked in between
 
 An engine refuses an operation with a reason in words; `choose` collects them. Shapes as in `types`.
 """
@@ -140,6 +141,17 @@ class Engine(Protocol):
 
     def update(self, flat: FlatParameters, step: Tensor, ends: bool) -> Tensor:
         """One clipped Adam step and the averages; where it `ends` an iteration, `step` is counted. The norms before clipping [S]."""
+
+    def many(self, job: Job, schedule: Schedule, most: int) -> int:
+        """At most so many iterations at once, without statistics; how many were made (0: the next one is made alone)."""
+
+
+class Schedule(NamedTuple):
+    """What iterations in one call have to know of the trainer."""
+
+    done: float  # iterations before these
+    explore: Explore
+    trace: Trace
 
 
 class Compile(Exception):

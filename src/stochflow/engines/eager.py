@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stochflow.engines.base import Job, Request, Residuals, Rewards, Support, Trace, Walk
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk
 from stochflow.engines.flat import FlatParameters
 from stochflow.learn.rollout import rollout
 from stochflow.noise.dynamics import Dynamics
@@ -80,6 +80,9 @@ class Eager:
             step += 1
         flat.changed()
         return flat.norms
+
+    def many(self, job: Job, schedule: Schedule, most: int) -> int:
+        return 0
 
     def _optimiser(self, flat: FlatParameters) -> torch.optim.Adam:
         """Adam on the block, with the moments that a checkpoint saves."""

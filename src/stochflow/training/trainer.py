@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stochflow.engines.base import Job, Residuals, Rewards, Walk
+from stochflow.engines.base import Job, Residuals, Rewards, Schedule, Walk
 from stochflow.engines.capture import WARM_UP, Captured, aside
 from stochflow.engines.choose import Word, choose
 from stochflow.engines.flat import FlatParameters
@@ -22,7 +22,7 @@ from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics
 from stochflow.ops import zeros
 from stochflow.scores import worth
-from stochflow.training.sources import Source
+from stochflow.training.sources import OnPolicy, Source
 from stochflow.types import PolicyOut, Task, Trajectories, World
 
 STATS = (
@@ -263,12 +263,27 @@ class Trainer:
             stops = self.stop_requested
             if stops and self.steps_done % every == 0:
                 break
+            left = min(every - self.steps_done % every, until - self.steps_done) - 1
+            if not stops and self._many(left):
+                continue
             due = (self.steps_done + 1) % every == 0 or self.steps_done + 1 == until
             self.iterate(note=due or stops)  # the last one before a stop is noted: what is saved has its statistics
             if on_log is not None and due:
                 on_log(self)
             if stops:
                 break
+
+    def _many(self, most: int) -> bool:
+        """Several iterations without statistics in one call, at most so many; False: the next one is made alone."""
+        source = self.source
+        if most <= 0 or self.task is not self.job.task or not isinstance(source, OnPolicy) or source.trace is None:
+            return False
+        schedule = Schedule(self.steps_done, source.exploration(self.step), source.trace)
+        made = self.engines.gradient.many(self.job, schedule, most)
+        self.steps_done += made
+        self.step += made
+        self._scored += made * self.policy.num_seeds * self.job.batch
+        return made > 0
 
     def _ask(self, states: Tensor, where: Tensor) -> Tensor | None:
         """Log-rewards beyond those of the batch, for objectives that look at children; counted."""

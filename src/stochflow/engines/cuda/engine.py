@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from stochflow.engines.base import Job, Request, Residuals, Rewards, Support, Trace, Walk, first
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk, first
 from stochflow.engines.cuda import driver, gradient, noise, update, walk
 from stochflow.engines.flat import FlatParameters
 from stochflow.noise.dynamics import Dynamics
@@ -89,3 +89,6 @@ class Cuda:
         if flat not in self._spans:
             self._spans[flat] = update.spans(flat.seed_spans(), flat.device)
         return update.update(flat, self._spans[flat], step, ends)
+
+    def many(self, job: Job, schedule: Schedule, most: int) -> int:
+        return 0

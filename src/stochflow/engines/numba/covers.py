@@ -100,6 +100,21 @@ def updates(flat: FlatParameters) -> str | None:
     )
 
 
+def iterates(job: Job) -> str | None:
+    """Why it cannot do several iterations in one call."""
+    learned, dynamics = job.noise_weights is not None, job.dynamics
+    return first(
+        learns(job),
+        unless(not job.replays_noise, "the noise model learns from earlier batches"),
+        unless(job.worth is not None, "the rewards of all states are not known beforehand"),
+        unless(known_ahead(job.task.channel), "the channel is asked at every step"),
+        unless(learned or dynamics.exact, f"the noise model {type(dynamics).__name__} is asked at every iteration"),
+        unless(type(dynamics).observe is Dynamics.observe, "the noise model observes every batch"),
+        models(dynamics) if learned else None,
+        None if job.noise_weights is None else updates(job.noise_weights),
+    )
+
+
 def known_ahead(channel: Any) -> bool:
     """Whether what happens follows from random numbers drawn before the walk; else the channel is asked at every step."""
     return channel.exact or type(channel) is Slip

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from stochflow.engines.base import Job, Request, Residuals, Rewards, Support, Trace, Walk
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk
 from stochflow.engines.flat import FlatParameters
 from stochflow.engines.numba import covers
 from stochflow.noise.dynamics import Dynamics
@@ -89,6 +89,12 @@ class Numba:
         if ends:
             step += 1
         return norms
+
+    def many(self, job: Job, schedule: Schedule, most: int) -> int:
+        from stochflow.engines.numba.many import many
+
+        noise = None if job.noise_weights is None else self._update(job.noise_weights)
+        return many(job, schedule, most, self._update(job.weights), noise)
 
     def _update(self, flat: FlatParameters) -> Any:
         from stochflow.engines.numba.update import Update

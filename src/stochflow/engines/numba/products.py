@@ -13,13 +13,14 @@ ROWS, TERMS = 16, 64  # of a block, whose weights stay in the cache
 
 
 @part
-def _add_eight(x, k, i, w, out, r):
-    """out[r] += the terms i to i + 7 of a row: x their activations, k their rows of w."""
+def _add_eight(x, k, i, w, out):
+    """out += the terms i to i + 7 of a row: x their activations, k their rows of w."""
     x0, x1, x2, x3, x4, x5, x6, x7 = x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6], x[i + 7]
     a, b, c, d, e, f, g, h = k[i], k[i + 1], k[i + 2], k[i + 3], k[i + 4], k[i + 5], k[i + 6], k[i + 7]
-    for j in range(out.shape[1]):
-        total = (((out[r, j] + x0 * w[a, j]) + x1 * w[b, j]) + x2 * w[c, j]) + x3 * w[d, j]
-        out[r, j] = (((total + x4 * w[e, j]) + x5 * w[f, j]) + x6 * w[g, j]) + x7 * w[h, j]
+    w0, w1, w2, w3, w4, w5, w6, w7 = w[a], w[b], w[c], w[d], w[e], w[f], w[g], w[h]
+    for j in range(len(out)):
+        total = (((out[j] + x0 * w0[j]) + x1 * w1[j]) + x2 * w2[j]) + x3 * w3[j]
+        out[j] = (((total + x4 * w4[j]) + x5 * w5[j]) + x6 * w6[j]) + x7 * w7[j]
 
 
 @part
@@ -37,7 +38,7 @@ def product(x, w, out, first, last, low):
                 for i in range(count, count + 7):  # zero terms change no digit of a finite sum
                     terms[i], values[i] = begin, 0
                 for i in range(0, count, 8):
-                    _add_eight(values, terms, i, w, out, r)
+                    _add_eight(values, terms, i, w, out[r])
 
 
 @compiled(False, "reassoc")  # in which order these are added up, the compiler may choose

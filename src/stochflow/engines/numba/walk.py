@@ -211,6 +211,7 @@ class Workspace(Trace):
         super().__init__(weights)
         self.keep, self.walks = keep, 0
         self.paths: Any = None
+        self.many: Any = None  # several iterations in one call, in these arrays; or why not
         self._make(policy, batch)
 
     def serve(self, policy: Any, batch: int) -> None:
