@@ -81,18 +81,8 @@ def test_a_saved_run_goes_on_with_the_random_numbers_that_it_would_have_had(hidd
     first.train(6)
     second.load_state_dict(kept)
     second.train(6)
-    assert second.source.traces == (hidden == 64)
+    assert (second.source.trace is not None) == (hidden == 64)
     assert torch.equal(first.stats["mean_score"], second.stats["mean_score"])
-
-
-def test_capturing_is_not_training():
-    made = make(True)
-    made.trainer.train(1)
-    before = made.trainer.state_dict()
-    made.trainer._steps[True] = made.trainer._record(True)
-    after = made.trainer.state_dict()
-    for name in before:
-        assert torch.equal(before[name], after[name]), name
 
 
 def test_a_second_trainer_in_one_process_replays():
