@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 
+from stochflow.engines.base import Walk
 from stochflow.runs.config import configure
 from stochflow.runs.experiment import Experiment
 from stochflow.types import Trajectories
@@ -25,7 +26,7 @@ def test_compiled_and_plain_iterations_have_the_same_gradients():
         made.source.steps = None  # compiled steps draw other random numbers
         torch.manual_seed(3)
         batch = Trajectories(*[x.clone() for x in made.score(made.act())])
-        made.source.act = lambda step, batch=batch: batch
+        made.source.walk = lambda step, batch=batch: Walk(batch)
         made.iterate(note=False)
         # Both go on from the same weights: log Z starts where its gradient is zero, and Adam makes a full step of what rounding leaves.
         begun = made.state_dict() if begun is None else begun

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stochflow.engines.eager import Eager
 from stochflow.engines.flat import FlatParameters
 from stochflow.errors import UserError
 from stochflow.law.exact import Graph, exact_law, flows, invert, target_law
@@ -208,7 +209,7 @@ def test_only_a_reader_of_thoughts_learns_a_memory_of_thoughts():
             model.observe(traj)
             if flat is not None:
                 flat.differentiate(model.loss(traj))
-                flat.update(torch.tensor(float(step)))
+                Eager().update(flat, torch.tensor(float(step)), ends=False)
         found[name] = dynamics_report(env, model, task.channel, rollout(task, policy, 4000))
     for name in ("table", "state"):
         assert float(found[name].kernel_tv) > 0.06
