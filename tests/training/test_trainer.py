@@ -282,7 +282,7 @@ def test_the_choice_and_its_reasons_are_told():
     assert trainer.engines.gradient.name == "eager"
     assert "FlowKL" in trainer.engines.sentence()
     told = trainer.engines.describe()
-    assert set(told["operations"]) == {"walk", "gradient", "noise", "update", "many"}
+    assert set(told["operations"]) == {"walk", "gradient", "noise", "update"}
 
 
 def test_a_trace_is_of_no_use_after_the_weights_have_changed():
