@@ -22,6 +22,7 @@ from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics
 from stochflow.ops import zeros
 from stochflow.scores import worth
+from stochflow.training import distributed
 from stochflow.training.sources import OnPolicy, Source
 from stochflow.types import PolicyOut, Task, Trajectories, World
 
@@ -95,8 +96,13 @@ class Trainer:
         self.engines = choose(self.job, engine)
         self._by_trace = self.engines.gradient.name != "eager"
         source.use(self.engines.walk, engine, self.engines.gradient.new_trace(self.job) if self._by_trace else None)
+        self.group: distributed.Group | None = None  # the processes that learn together; None: this one alone
         self._pool: Any = None  # memory that all captured graphs share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its statistics
+
+    def join(self, group: distributed.Group) -> None:
+        """Learn together with other processes from here on: each walks by itself, gradients are averaged."""
+        self.group, self.capture = group, False
 
     # one iteration ----------------------------------------------------------------------------------------------
 
@@ -108,7 +114,11 @@ class Trainer:
         """The same with the oracle's scores, counted."""
         if self.source.scored:
             return traj
-        found = self.task.oracle(traj.states[-1])
+        states = traj.states[-1]
+        if self.group is None or getattr(self.task.oracle, "on_device", False):
+            found = self.task.oracle(states)
+        else:
+            found = self.group.guarded(lambda: self.task.oracle(states))
         self._count(traj)  # what fails is not counted: it is asked again
         return traj._replace(score=found.to(traj.score))
 
@@ -126,19 +136,23 @@ class Trainer:
         return walk.trace.final if known and walk.trace is not None else None
 
     def _count(self, traj: Trajectories) -> None:
-        self._batch_scores = traj.score.numel()
+        self._batch_scores = traj.score.numel() * (1 if self.group is None else self.group.ranks)
         if not (traj.moves.is_cuda and torch.cuda.is_current_stream_capturing()):  # capturing asks about nothing
             self._scored += self._batch_scores
 
     def learn(self, batch: Trajectories | Walk, note: bool = True) -> None:
         """One step of policy and dynamics; `note`: also write down the statistics of this iteration."""
         walk = batch if isinstance(batch, Walk) else Walk(batch)
+        learned_from = walk.trajectories
         if walk.trace is None:
+            learned_from = self.source.mix(learned_from)
             with self._averaged_dynamics():
-                loss, figures = self._loss(self.source.mix(walk.trajectories), note)
+                loss, figures = self._loss(learned_from, note)
             self.policy_flat.differentiate(loss)
         else:
             loss, figures = self._traced_gradient(walk, note)
+        if self.group is not None:
+            self.group.average(self.policy_flat, distributed.terms_in(learned_from, self.objective))
         norm = self.engines.update.update(self.policy_flat, self.step, self.dynamics_flat is None)
         dynamics_loss, dynamics_norm = self._learn_dynamics(walk.trajectories, note)
         if note:
@@ -217,7 +231,8 @@ class Trainer:
                 estimate = terms.log_reward - (terms.log_move - terms.log_pb).sum(0)
             else:
                 estimate = self._residuals(walk, False).log_z_estimate
-            self.policy.start_log_z(estimate.mean(1))
+            start = estimate.mean(1)
+            self.policy.start_log_z(start if self.group is None else self.group.mean(start))
         self.learn(walk)
 
     def _captured(self, note: bool) -> list[Callable[[], object]]:
@@ -260,7 +275,7 @@ class Trainer:
     def train(self, until: int, every: int = 100, on_log: Callable[[Trainer], None] | None = None) -> None:
         """Go on until `until` steps are done in all; `on_log` is called every `every` steps and at the end."""
         while self.steps_done < until:
-            stops = self.stop_requested
+            stops = self.stop_requested if self.group is None else self.group.any(self.stop_requested)
             if stops and self.steps_done % every == 0:
                 break
             left = min(every - self.steps_done % every, until - self.steps_done) - 1
@@ -276,7 +291,13 @@ class Trainer:
     def _many(self, most: int) -> bool:
         """Several iterations without statistics in one call, at most so many; False: the next one is made alone."""
         source = self.source
-        if most <= 0 or self.task is not self.job.task or not isinstance(source, OnPolicy) or source.trace is None:
+        if (
+            most <= 0
+            or self.group is not None
+            or self.task is not self.job.task
+            or not isinstance(source, OnPolicy)
+            or source.trace is None
+        ):
             return False
         schedule = Schedule(self.steps_done, source.exploration(self.step), source.trace)
         made = self.engines.gradient.many(self.job, schedule, most)
@@ -289,7 +310,7 @@ class Trainer:
         """Log-rewards beyond those of the batch, for objectives that look at children; counted."""
         if not getattr(self.task.oracle, "on_device", False):
             return None
-        self._asked += where.sum()
+        self._asked += where.sum() if self.group is None else self.group.sum(where.sum())
         return self.task.reward(self.task.oracle(states), states, self.step).float()
 
     def _following_policy(self, state: Tensor) -> PolicyOut:
@@ -310,7 +331,10 @@ class Trainer:
 
     def _learn_dynamics(self, fresh: Trajectories, note: bool) -> tuple[Tensor, Tensor]:
         """From real steps alone: of this batch, or of a buffer of earlier ones. Loss and gradient norm, each [S]."""
-        self.dynamics.observe(fresh)
+        if self.group is None:
+            self.dynamics.observe(fresh)
+        else:
+            self.group.observe(self.dynamics, fresh)
         if self.dynamics_flat is None:  # nothing learns by gradient
             return self.dynamics.loss(fresh) if note else self._zero, self._zero
         if self.dynamics_buffer is None:
@@ -323,6 +347,8 @@ class Trainer:
     def _dynamics_step(self, traj: Trajectories, ends: bool) -> tuple[Tensor, Tensor]:
         assert self.dynamics_flat is not None
         loss = self.engines.noise.learn_noise(self.dynamics, self.dynamics_flat, traj)
+        if self.group is not None:
+            self.group.average(self.dynamics_flat, distributed.noise_terms_of(self.dynamics, traj))
         return loss, self.engines.update.update(self.dynamics_flat, self.step, ends)
 
     @torch.no_grad()
@@ -330,7 +356,8 @@ class Trainer:
         """Statistics of this iteration into static memory; `learned` in the order of STATS' first four."""
         finite = (torch.isfinite(learned[0]) & torch.isfinite(learned[2])).float()
         rows = [*learned, *figures[:5], finite, *figures[5:]]
-        self.raw_stats.copy_(torch.stack([r.to(self.raw_stats) for r in rows]))
+        found = torch.stack([r.to(self.raw_stats) for r in rows])
+        self.raw_stats.copy_(found if self.group is None else self.group.mean(found))
 
     @property
     def oracle_calls(self) -> int:
