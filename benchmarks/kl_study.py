@@ -62,7 +62,7 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
     from stochflow.nets.policy import Policy
     from stochflow.training.sources import OnPolicy
     from stochflow.runs.tasks import grid_task, tfbind8_task
-    from stochflow.training.trainer import Trainer
+    from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 
     spec = config.train_for(config.TASKS[task_name](), {})
     where = torch.device(device)
@@ -78,8 +78,8 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
     policy = Policy(task.env, net, seeds=rows, back_action=objective.form.back_action).to(where)
     dynamics = Neural(task.env, rows).to(where)
     source = OnPolicy(task, policy, spec.batch, spec.explore, spec.explore_tau)
-    rates = {"lr": spec.lr, "clip": spec.clip, "dynamics_lr": spec.dynamics_lr, "dynamics_clip": spec.dynamics_clip}
-    trainer = Trainer(task, policy, dynamics, objective, source, **rates)
+    noise = NoiseTraining(spec.dynamics_lr, spec.dynamics_clip)
+    trainer = Trainer(task, policy, dynamics, objective, source, lr=spec.lr, noise=noise, iteration=Iteration(spec.clip))
     target = yard.target.target
     curve: dict[str, list[float]] = {}
     seconds = 0.0

@@ -73,7 +73,7 @@ def measure(trainer: Any, cuda: bool) -> dict[str, Any]:
         go(trainer, cuda)
         wait()
         found.append((clock() - begun) / STEPS["cuda" if cuda else "cpu"] * 1e3)
-    trainer.capture, trainer._steps = False, {} if isinstance(trainer._steps, dict) else None  # a replay shows no operators
+    trainer.iteration, trainer._steps = trainer.iteration._replace(capture=False), {}  # a replay shows no operators
     silent(trainer)
     with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as seen:
         if cuda:

@@ -35,7 +35,7 @@ def make(settings: dict[str, Any], batch: int, seeds: int, device: str, capture:
     given = {k: v for k, v in settings.items() if k != "task"}
     config = configure(settings["task"], **given, batch=batch, seeds=seeds, device=device, net="mlp", hidden=256, objective="tb", lr=1e-3)
     trainer = Experiment(config).trainer
-    trainer.capture = capture
+    trainer.iteration = trainer.iteration._replace(capture=capture)
     return trainer
 
 

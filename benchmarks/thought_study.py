@@ -41,7 +41,7 @@ from stochflow.learn.rollout import rollout
 from stochflow.training.sources import OnPolicy
 from stochflow.noise.thought_state import Augmented, augment
 from stochflow.noise.thoughts import Attention, Flat, ThoughtDynamics
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import NoiseTraining, Trainer
 from stochflow.types import PolicyOut, Task
 
 Maker = Callable[[Strings, list[int]], Dynamics]
@@ -157,7 +157,7 @@ def learn(
         dynamics = Augmented(world.env, dynamics).to(device)
     policy = Policy(world.env, MLP(64, 2), seeds=seeds).to(device)
     source = OnPolicy(world, policy, batch)  # no exploration: a kernel of states is right for the behaviour it was learned from
-    trainer = Trainer(world, policy, dynamics, objective, source, lr=lr, dynamics_lr=2e-3)
+    trainer = Trainer(world, policy, dynamics, objective, source, lr=lr, noise=NoiseTraining(2e-3))
     trainer.train(steps)
     graph = Graph(world.env, device=device)
     wanted = target_law(graph, world).target

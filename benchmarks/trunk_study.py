@@ -31,7 +31,7 @@ from stochflow.learn.objectives import DetailedBalance
 from stochflow.nets.policy import Policy
 from stochflow.training.sources import OnPolicy
 from stochflow.runs.tasks import tfbind8_task
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import NoiseTraining, Trainer
 from stochflow.nets.transformer import Transformer, parameter_count
 
 NETS: dict[str, Net] = {
@@ -58,7 +58,7 @@ class Bench:
         policy = Policy(self.task.env, net, seeds=seeds).to(self.device)
         dynamics = Neural(self.task.env, seeds).to(self.device)
         source = OnPolicy(self.task, policy, batch, 0.1, 100.0)
-        trainer = Trainer(self.task, policy, dynamics, self.objective, source, lr=lr, dynamics_lr=2e-3)
+        trainer = Trainer(self.task, policy, dynamics, self.objective, source, lr=lr, noise=NoiseTraining(2e-3))
         found: dict[str, Any] = {"tv": {}, "parameters": parameter_count(policy)}
         trained = 0.0
         for steps in budgets:

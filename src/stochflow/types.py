@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stochflow.nets.policy import Policy
+    from stochflow.noise.dynamics import Dynamics
     from stochflow.worlds.env import Channel, Env
 
 
@@ -28,7 +30,7 @@ class Task(NamedTuple):
     env: Env
     channel: Channel
     oracle: Callable[[Tensor], Tensor]  # states [..., D] -> score [...]
-    reward: Callable[[Tensor, Tensor, Any], Tensor]  # (score, state, step | None) -> log-reward [...]
+    reward: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (score, state, step | None) -> log-reward [...]
 
 
 class Fading(NamedTuple):
@@ -97,14 +99,16 @@ class World(NamedTuple):
     """What an objective that looks beyond the trajectory may use (`Objective.loss`)."""
 
     task: Task
-    policy: Any
-    dynamics: Any
+    policy: Policy
+    dynamics: Dynamics
     trajectories: Trajectories
-    step: Any  # 0-D tensor, the training step the reward ramp reads; None = the final reward
+    step: Tensor | None  # 0-D, the training step the reward ramp reads; None = the final reward
     ask: Callable[
         [Tensor, Tensor], Tensor | None
     ]  # (states, where it matters) -> log-reward (NaN: unknown), counted; None: too slow to ask
-    steady: Any = None  # the policy with slowly following weights, for targets that bootstrap; None: the policy itself
+    steady: Callable[[Tensor], PolicyOut] | None = (
+        None  # the policy with slowly following weights, for targets that bootstrap; None: the policy itself
+    )
 
 
 def plain(value: Any) -> Any:

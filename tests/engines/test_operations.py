@@ -19,7 +19,7 @@ from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known, Neural
 from stochflow.scores.rewards import Linear
 from stochflow.training.sources import OnPolicy
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import Iteration, Trainer
 from stochflow.types import Task
 from stochflow.worlds.channels import Exact, Slip
 from stochflow.worlds.grid import Corners, Grid
@@ -42,7 +42,7 @@ def make(name, env, objective=None, net=None, seeds=(0, 1), batch=7, noise=False
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)).to(device)
     source = OnPolicy(task, policy, batch, explore=0.2)
-    return Trainer(task, policy, model, objective or TrajectoryBalance(), source, engine=name)
+    return Trainer(task, policy, model, objective or TrajectoryBalance(), source, iteration=Iteration(engine=name))
 
 
 def scored(trainer):

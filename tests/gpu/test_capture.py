@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 def make(capture: bool, **settings) -> Experiment:
     made = Experiment(configure("tfbind8", device="cuda", batch=64, seeds=2, hidden=16, **settings))
-    made.trainer.capture = capture
+    made.trainer.iteration = made.trainer.iteration._replace(capture=capture)
     return made
 
 

@@ -14,7 +14,7 @@ from stochflow.nets.transformer import Transformer
 from stochflow.noise.dynamics import Known, Neural
 from stochflow.runs.tasks import gc_task
 from stochflow.training.sources import Mixed, OnPolicy
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import NoiseTraining, Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,9 @@ def test_replay_keeps_the_condition_beside_the_string():
     policy = Policy(task.env, MLP(32, 2), seeds=(0, 1))
     buffer = Buffer(task.env, 1000, 2)
     source = Mixed(OnPolicy(task, policy, 96, 0.1, 100.0), buffer, 64)
-    trainer = Trainer(task, policy, Neural(task.env, (0, 1)), DetailedBalance(), source, lr=5e-3, dynamics_lr=5e-3)
+    trainer = Trainer(
+        task, policy, Neural(task.env, (0, 1)), DetailedBalance(), source, lr=5e-3, noise=NoiseTraining(5e-3)
+    )
     trainer.train(500)
     again = buffer.sample(500)
     assert set(again.states[0, ..., 0].unique().tolist()) == {0, 1}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from stochflow.errors import UserError
-from stochflow.look.compare import ENOUGH, LEVEL, METRICS, compare, compare_command, paired_interval, write_comparison
+from stochflow.look.compare import ENOUGH, LEVEL, compare, compare_command, paired_interval, write_comparison
+from stochflow.look.labels import LABELS
 
 
 def test_a_shift_larger_than_the_noise_is_called_a_difference(make_run):
@@ -111,7 +112,7 @@ def test_fewer_than_five_seeds_are_never_called_a_difference(make_run):
     assert not gap.beyond_noise
     assert "too few" in gap.words()
     single = compare([make_run("c", seeds=1), make_run("d", seeds=1, shift=0.5, lr=1e-4)]).differences[0]["tv"]
-    assert single.words().startswith("+0.5 on the one seed in common")
+    assert single.words().startswith("+0.5000 on the one seed in common")
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_arm(make_run):
@@ -165,7 +166,7 @@ def test_the_page_holds_together(make_run, tmp_path):
     assert not re.search(r"https?://", text)
     assert text.count("<svg ") == text.count("</svg>") == 2
     assert text.count('data-x=""') == text.count('data-y=""') == 0
-    for words in [*found.sentences(), *[METRICS[k][0].replace("||", "||") for k in ("tv", "elbo", "modes")]]:
+    for words in [*found.sentences(), *[LABELS[k].words.replace("||", "||") for k in ("tv", "elbo", "modes")]]:
         assert words in text.replace("&#39;", "'")
 
 

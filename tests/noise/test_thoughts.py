@@ -24,7 +24,7 @@ from stochflow.ops import NEG, masked_log_softmax
 from stochflow.scores.oracles import Table
 from stochflow.scores.rewards import Linear
 from stochflow.training.sources import OnPolicy
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import NoiseTraining, Trainer
 from stochflow.types import PolicyOut, Task
 from stochflow.worlds.channels import Slip
 from stochflow.worlds.check import check_channel, check_env
@@ -178,10 +178,7 @@ def test_a_reader_of_thoughts_learns_from_replay():
         TrajectoryBalance(),
         OnPolicy(task, policy, 64),
         lr=2e-3,
-        dynamics_lr=3e-3,
-        dynamics_buffer=buffer,
-        dynamics_rounds=2,
-        dynamics_sample_size=128,
+        noise=NoiseTraining(3e-3, buffer=buffer, rounds=2, sample_size=128),
     )
     trainer.train(500)
     with trainer.averaged():
@@ -333,7 +330,13 @@ def test_a_kernel_of_histories_misleads_a_balance_of_states_and_not_one_of_histo
         torch.manual_seed(0)
         policy = Policy(world.env, MLP(32, 2), seeds=(0, 1))
         trainer = Trainer(
-            world, policy, dynamics, TrajectoryBalance(), OnPolicy(world, policy, 128), lr=5e-3, dynamics_lr=5e-3
+            world,
+            policy,
+            dynamics,
+            TrajectoryBalance(),
+            OnPolicy(world, policy, 128),
+            lr=5e-3,
+            noise=NoiseTraining(5e-3),
         )
         trainer.train(400)
         return trainer

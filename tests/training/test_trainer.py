@@ -22,7 +22,7 @@ from stochflow.runs.experiment import Experiment
 from stochflow.runs.tasks import strings_task
 from stochflow.scores.rewards import Power
 from stochflow.training.sources import OnPolicy
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import Iteration, Trainer
 from stochflow.types import Task
 from stochflow.worlds.channels import Slip
 from stochflow.worlds.grid import Corners, Grid
@@ -41,7 +41,7 @@ def make(
     policy = Policy(task.env, MLP(16, 2) if net is None else net, seeds=seeds)
     model = Known(task.env, task.channel) if dynamics is Known else dynamics(task.env, seeds)
     source = OnPolicy(task, policy, batch, explore)
-    return Trainer(task, policy, model, objective or DetailedBalance(), source, engine=engine)
+    return Trainer(task, policy, model, objective or DetailedBalance(), source, iteration=Iteration(engine=engine))
 
 
 def test_a_seed_that_turns_nan_leaves_the_others_bit_identical():

@@ -22,6 +22,7 @@ from stochflow import __version__
 from stochflow.cli.terminal import Progress, closing, complain, floor_table, table
 from stochflow.errors import UserError, did_you_mean
 from stochflow.forecast.config import Forecast
+from stochflow.law.verdict import verdict
 from stochflow.runs.config import OBJECTIVES, TASKS, Config, Train, UserTask, find_task
 
 COMMANDS = {
@@ -391,7 +392,7 @@ def _eval(words: list[str]) -> int:
         print(json.dumps(found))
     else:
         table(found)
-        print(experiment.verdict(found))
+        print(verdict(found))
     return 0
 
 

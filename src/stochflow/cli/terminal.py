@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from stochflow.law.verdict import number, verdict
+from stochflow.look.labels import LABELS, TERMINAL
 
 
 def complain(sentence: str) -> None:
@@ -85,44 +87,12 @@ class Progress:
                 print(finding, flush=True) if self.bar is None else self.bar.console.print(str(finding), markup=False)
 
 
-SHOWN = {  # the final table: key -> what it says
-    "tv": "TV to the target",
-    "floor_tv": "best achievable TV",
-    "excess_tv": "excess over the best",
-    "naive_tv": "TV of a perfect sampler that ignores the noise",
-    "limit_tv": "TV this objective converges to",
-    "floor_tv_reverse_kl": "TV of the reverse-KL optimum",
-    "kl_target_model": "KL(target || learned)",
-    "kl_model_target": "KL(learned || target)",
-    "log_z_error": "error of log Z",
-    "elbo": "ELBO (lower bound of log Z)",
-    "eubo": "EUBO (upper bound of log Z)",
-    "spearman": "rank correlation of probability and reward",
-    "dynamics_tv": "error of the learned noise (TV)",
-    "modes": "modes found",
-    "expected_modes": "modes expected",
-    "sample_score": "mean score",
-    "top_score": "mean of the 100 best scores",
-}
-
-
-def number(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if not math.isfinite(value):
-        return str(value)
-    if value == int(value) and abs(value) < 1e5:
-        return str(int(value))
-    return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
-
-
 def table(found: dict[str, Any]) -> None:
     rows = []
-    for key, text in SHOWN.items():
+    for key in TERMINAL:
         if found.get(key) is None:
             continue
+        text = LABELS[key].words
         value = number(found[key])
         if found.get(f"{key}_low") is not None:
             value += f"  [{number(found[f'{key}_low'])}, {number(found[f'{key}_high'])}]"
@@ -132,7 +102,7 @@ def table(found: dict[str, Any]) -> None:
         }.get(key)
         rows.append(f"  {text:<48} {value}{f'  ({note})' if note else ''}")
     if found.get("floor_tv") is None and found.get("floor_reason"):
-        rows.append(f"  {'best achievable TV':<48} -  ({found['floor_reason']})")
+        rows.append(f"  {LABELS['floor_tv'].words:<48} -  ({found['floor_reason']})")
     print("\n".join(rows))
 
 
@@ -153,15 +123,13 @@ def floor_table(found: dict[str, Any]) -> None:
 
 
 def closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path) -> None:
-    from stochflow.runs import experiment
-
     if quiet:
         keys = ("tv", "floor_tv", "excess_tv", "elbo")
         print("  ".join([f"{k} {number(summary[k])}" for k in keys if summary.get(k) is not None] + [f"run {path}"]))
         return
     print()
     table(summary)
-    print("\n" + experiment.verdict(summary))
+    print("\n" + verdict(summary))
     from stochflow.look.report import write_report
 
     print("\nwritten:")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stochflow.errors import UserError
+from stochflow.law.verdict import number
 from stochflow.types import plain
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def summary(metrics: dict[str, Any], table: pd.DataFrame, rows: int = 12) -> str
     lines = []
     if metrics:
         lines.append("back-test")
-        lines += [f"  {TOLD.get(key, key):<72} {_short(value)}" for key, value in metrics.items()]
+        lines += [f"  {TOLD.get(key, key):<72} {number(value)}" for key, value in metrics.items()]
         lines.append("")
     first = table[table["unique_id"] == table["unique_id"].iloc[0]][:rows]
     shown = first.drop(columns="unique_id").to_string(index=False, float_format=lambda v: f"{v:.5g}")
@@ -101,10 +102,6 @@ def summary(metrics: dict[str, Any], table: pd.DataFrame, rows: int = 12) -> str
     if others:
         lines.append(f"  and {others} more series in forecasts.csv")
     return "\n".join(lines)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def fan_chart(

@@ -28,7 +28,7 @@ from stochflow.noise.dynamics import Dynamics, Known, trainable_steps
 from stochflow.ops import NEG, masked_mean
 from stochflow.scores.rewards import Linear
 from stochflow.training.sources import OnPolicy, Source
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import Iteration, Trainer
 from stochflow.types import Task, Trajectories
 from stochflow.worlds.channels import Exact, Neighbour, Slip
 from stochflow.worlds.env import Channel
@@ -263,7 +263,7 @@ def make_trainer(
         objective, source = Mixture(settings.mix, form), Both(own, targets)
     else:
         objective, source = TrajectoryBalance(form), own
-    return Trainer(task, policy, dynamics, objective, source, lr=settings.lr, clip=clip)
+    return Trainer(task, policy, dynamics, objective, source, lr=settings.lr, iteration=Iteration(clip))
 
 
 @torch.no_grad()

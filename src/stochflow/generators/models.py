@@ -38,7 +38,7 @@ from stochflow.ops import NEG, masked_log_softmax, pick
 from stochflow.runs import folder as runs
 from stochflow.scores.rewards import Power
 from stochflow.training.sources import Source
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task, Terms, Trajectories, World
 from stochflow.worlds.env import Channel
 from stochflow.worlds.strings import Strings
@@ -88,13 +88,14 @@ class GFlowNetGenerator(nn.Module, ABC):
             self.objective,
             Source(),
             lr=a.gen_learning_rate,
-            clip=a.gen_clip,
-            dynamics_lr=a.dynamics_lr,
-            dynamics_clip=a.dynamics_clip,
-            dynamics_buffer=None if replay is None else replay.buffer,
-            dynamics_rounds=a.dynamics_off_pol_rounds,
-            dynamics_sample_size=a.dynamics_sample_size,
-            capture=False,
+            noise=NoiseTraining(
+                a.dynamics_lr,
+                a.dynamics_clip,
+                None if replay is None else replay.buffer,
+                a.dynamics_off_pol_rounds,
+                a.dynamics_sample_size,
+            ),
+            iteration=Iteration(a.gen_clip, capture=False),
         )
         self._last: Trajectories | None = None  # the batch that `get_dynamics_loss` speaks of
 

@@ -206,7 +206,7 @@ def invert(graph: Graph, channel: Channel, log_q: Tensor, tolerance: float = 1e-
     env = graph.env
     log_pi = log_q.clone()
     feasible = torch.ones(len(graph), dtype=torch.bool, device=log_q.device)
-    if isinstance(channel, Exact) or (isinstance(channel, Slip) and channel.alpha == 0):
+    if channel.exact:
         return log_pi, feasible
     size = max(1, CHUNK * 64 // env.num_moves**2)
     for part in _chunks(len(graph), size):

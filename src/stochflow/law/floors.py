@@ -27,7 +27,7 @@ from stochflow.law.exact import (
 )
 from stochflow.ops import NEG
 from stochflow.types import Task
-from stochflow.worlds.channels import Exact, Neighbour, Slip
+from stochflow.worlds.channels import Slip
 from stochflow.worlds.env import Channel
 
 FEASIBLE = 1e-6  # total variation below which the target counts as reached: what a linear program resolves
@@ -110,14 +110,13 @@ def floor(task: Task, graph: Graph | None = None, target: TargetLaw | None = Non
     graph = graph or Graph(task.env)
     target = target or target_law(graph, task)
     channel = task.channel
-    noisy = not (isinstance(channel, Exact) or (isinstance(channel, (Slip, Neighbour)) and channel.alpha == 0))
     tree = graph.is_tree
     log_flow, log_q = flows(graph, target.log_reward)
     ways = invert(graph, channel, log_q)[1]
     uniform = bool((ways | (log_flow == -math.inf)).all())
     laws: dict[str, Tensor] = {}
     reason: str | None = None
-    if not noisy:
+    if channel.exact:
         laws = dict.fromkeys(["best", "naive", *(["reverse_kl", "state_kl"] if tree else [])], target.target)
     else:
         laws["naive"] = law_from_log_pi(graph, channel, log_q)[0]
@@ -140,7 +139,7 @@ def floor(task: Task, graph: Graph | None = None, target: TargetLaw | None = Non
         naive=far["naive"],
         feasible=None if best_far is None else best_far.tv < FEASIBLE,
         uniform_feasible=uniform,
-        noisy=noisy,
+        noisy=not channel.exact,
         tree=tree,
         fixed_length=bool((graph.terminal == graph.complete).all()) and _one_depth(graph),
         laws=laws,

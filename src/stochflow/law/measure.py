@@ -27,7 +27,6 @@ from stochflow.learn.rollout import backward_rollout
 from stochflow.noise.dynamics import Dynamics, Known
 from stochflow.scores.oracles import Cached, Host
 from stochflow.types import Task, Trajectories, plain
-from stochflow.worlds.channels import Exact, Neighbour, Slip
 from stochflow.worlds.env import Enumerable
 
 LISTED = 2_000_000  # states up to which the law is exact
@@ -43,12 +42,6 @@ def forked(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def is_noisy(task: Task) -> bool:
-    """Whether what is meant and what happens can differ."""
-    channel = task.channel
-    return not (isinstance(channel, Exact) or (isinstance(channel, (Slip, Neighbour)) and channel.alpha == 0))
 
 
 class Yardstick:
@@ -95,7 +88,7 @@ class Yardstick:
 
     @property
     def floor_is_quick(self) -> bool:
-        return self.exact and (not is_noisy(self.task) or self.graph.is_tree or len(self.graph) <= QUICK_PROGRAM)
+        return self.exact and (self.task.channel.exact or self.graph.is_tree or len(self.graph) <= QUICK_PROGRAM)
 
     def floor_figures(self, objective: str, backward: str) -> dict[str, Any]:
         """What stands beside every measured law."""
@@ -123,7 +116,7 @@ class Yardstick:
             if self.exact or self.fast or final:
                 traj = scored(task, traj)
                 each |= self._from_sample(policy, traj)
-            if is_noisy(task) and not isinstance(dynamics, Known):
+            if not task.channel.exact and not isinstance(dynamics, Known):
                 fit = metrics.dynamics_report(env, dynamics, task.channel, traj)
                 each |= {
                     "dynamics_nll": fit.nll,
@@ -245,52 +238,6 @@ def summarise(each: dict[str, Tensor], known: dict[str, Any]) -> dict[str, Any]:
     ):
         record.setdefault(key, None)
     return plain(record)
-
-
-FAR = 0.02  # excess TV from which a run is told what to try
-
-
-def verdict(found: dict[str, Any]) -> str:
-    """In plain words: how far the learned law is from the target, and, if it is far, what to try."""
-    tv, best, excess = found.get("tv"), found.get("floor_tv"), found.get("excess_tv")
-    if tv is None:
-        low, high = found.get("elbo"), found.get("log_z_estimate")
-        if low is None or high is None:
-            return "The space is too large to list, so the distance to the target is not known exactly."
-        gap = high - low
-        advice = "" if gap < 0.5 else " It is large: try more --steps, a larger --batch, or another --objective."
-        return (
-            f"The space is too large to list, so the distance to the target is not known exactly; the gap between log Z "
-            f"({high:.3f}, estimated) and its lower bound ({low:.3f}) is {gap:.3f}, and 0 would be perfect.{advice}"
-        )
-    words = f"The learned law is {tv:.4f} (total variation, 0 to 1) from the target"
-    if best is None:
-        words += (
-            f"; the best achievable is not known ({found.get('floor_reason')})" if found.get("floor_reason") else ""
-        )
-    elif best < 1e-6:
-        words += ", which can be reached exactly here"
-    else:
-        words += f"; under this noise the best law ({found.get('floor_kind')}) is at {best:.4f}, so the excess is {excess:+.4f}"
-    left = tv if excess is None else excess
-    if left <= FAR:
-        return words + "."
-    limit = found.get("limit_tv")
-    if limit is not None and tv - limit <= FAR and limit - (best or 0.0) > FAR:
-        better = (
-            "flow-kl, which converges to the best forward-KL law"
-            if not found.get("objective", "").startswith("naive")
-            else "db or tb"
-        )
-        return words + f". That is where this objective converges ({limit:.4f}): try --objective {better}."
-    tips = []
-    if (found.get("dynamics_bound") or 0.0) > left / 2:
-        tips.append("a better model of the noise (--dynamics tabular, or a larger --dynamics-lr)")
-    tips.append("more --steps (stochflow resume goes on from here)")
-    tips.append("a larger --batch")
-    if found.get("net") == "mlp":
-        tips.append("a wider trunk (--hidden 256) or --net lookup")
-    return words + f". That is far; try {', '.join(tips[:-1])}{' or ' if len(tips) > 1 else ''}{tips[-1]}."
 
 
 def not_better(new: float | None, old: float | None) -> bool:

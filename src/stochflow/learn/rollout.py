@@ -12,7 +12,6 @@ from stochflow.nets.layers import rows
 from stochflow.nets.policy import Policy
 from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, zeros
 from stochflow.types import Explore, Fading, Task, Trajectories
-from stochflow.worlds.channels import Exact
 
 
 @torch.no_grad()
@@ -48,10 +47,10 @@ def rollout(
     memory = task.channel.begin(state)
     noise, own = _noise(env, logits), _coins(env, logits, explore)
     if env.free:
-        return _free_rollout(task, steps, state, logits, cache, memory, noise, own, temper)
+        return _free_rollout(task, steps, state, logits, cache, memory, (noise, own, temper))
     # How many steps are walked must not show in later random numbers, or one seed's trajectories would touch another's.
     ahead = (
-        type(task.channel) is Exact and type(policy) is Policy and env.horizon * logits.numel() <= ALL_AT_ONCE
+        task.channel.exact and type(policy) is Policy and env.horizon * logits.numel() <= ALL_AT_ONCE
     )  # all are drawn already
     after = int(torch.randint(2**62, ())) if device.type == "cpu" and not ahead else None
     stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
@@ -158,13 +157,11 @@ def _free_rollout(
     logits: Tensor,
     cache: Any,
     memory: Tensor | None,
-    noise: Callable[[int], Tensor],
-    own: Callable[[int], Tensor | None],
-    temper: Tensor | float | None,
+    chance: tuple[Callable[[int], Tensor], Callable[[int], Tensor | None], Tensor | float | None],
 ) -> Trajectories:
     """Where nothing is ever illegal and nothing ends early: no masks, and a state is its moves so far."""
     env, device = task.env, state.device
-    column = env.state_dim - env.horizon
+    (noise, own, temper), column = chance, env.state_dim - env.horizon
     states = state.repeat(env.horizon + 1, 1, 1, 1)
     actions, moves = [], []
     for t in range(env.horizon):

@@ -15,23 +15,11 @@ from typing import Any
 import numpy as np
 
 from stochflow.errors import UserError
+from stochflow.law.verdict import number
+from stochflow.look.labels import COMPARED, LABELS
 from stochflow.look.report.files import RunFiles, values
 from stochflow.runs.atomic import write_text
 
-METRICS: dict[str, tuple[str, int]] = {  # key -> words, and which direction is better: -1 lower, +1 higher
-    "tv": ("TV to the target", -1),
-    "excess_tv": ("excess over the best", -1),
-    "kl_target_model": ("KL(target || learned)", -1),
-    "log_z_error": ("error of log Z", -1),
-    "elbo": ("ELBO", +1),
-    "spearman": ("rank correlation", +1),
-    "dynamics_tv": ("error of the noise model", -1),
-    "modes": ("modes found", +1),
-    "expected_modes": ("modes expected", +1),
-    "sample_score": ("mean score", +1),
-    "top_score": ("mean of the 100 best", +1),
-    "diversity": ("diversity", +1),
-}
 MAIN = ("excess_tv", "tv", "elbo", "top_score")  # the verdict is about the first that every arm has
 ENOUGH = 5  # seeds: with fewer, differences of one sign come about by luck too often to call them one
 LEVEL = 0.95
@@ -74,20 +62,20 @@ class Difference:
 
     @property
     def better(self) -> bool:
-        return self.beyond_noise and self.mean is not None and self.mean * METRICS[self.key][1] > 0
+        return self.beyond_noise and self.mean is not None and self.mean * LABELS[self.key].better > 0
 
     def words(self) -> str:
         """The verdict in plain words."""
         if self.mean is None:
             return "no seed in common"
         if self.seeds == 1:
-            return f"{self.mean:+.4g} on the one seed in common: one seed cannot tell a difference from noise"
+            return f"{number(self.mean, '+')} on the one seed in common: one seed cannot tell a difference from noise"
         if self.low == self.high == self.mean == 0:
             return "exactly the same"
         if self.seeds < ENOUGH:
-            return f"{self.mean:+.4g} on average of {self.seeds} seeds: too few to tell a difference from noise ({ENOUGH} are needed)"
+            return f"{number(self.mean, '+')} on average of {self.seeds} seeds: too few to tell a difference from noise ({ENOUGH} are needed)"
         wide = f", widened for {self.among} comparisons" if self.among > 1 else ""
-        span = f"{self.mean:+.4g}, {LEVEL:.0%} interval {self.low:+.4g} to {self.high:+.4g}{wide}, {self.seeds} seeds"
+        span = f"{number(self.mean, '+')}, {LEVEL:.0%} interval {number(self.low, '+')} to {number(self.high, '+')}{wide}, {self.seeds} seeds"
         if not self.beyond_noise:
             return f"no difference beyond noise ({span})"
         return f"{'better' if self.better else 'worse'} ({span})"
@@ -113,7 +101,7 @@ class Comparison:
             return ["These runs share no figure that could be compared."]
         first = self.arms[0].label
         return [
-            f"{arm.label} against {first}, {METRICS[key][0]}: {d[key].words()}."
+            f"{arm.label} against {first}, {LABELS[key].words}: {d[key].words()}."
             for arm, d in zip(self.arms[1:], self.differences, strict=True)
         ]
 
@@ -168,7 +156,7 @@ def compare(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
         raise UserError(
             "these runs differ in nothing but their seeds, so there is one arm and nothing to compare it with: give another run"
         )
-    metrics = [k for k in METRICS if any(k in a.figures for a in arms)]
+    metrics = [k for k in COMPARED if any(k in a.figures for a in arms)]
     differences = [{k: difference(arms[0], arm, k, len(arms) - 1) for k in metrics} for arm in arms[1:]]
     return Comparison(arms, metrics, differences, _warnings(arms))
 
@@ -244,7 +232,7 @@ def _figures(runs: Sequence[RunFiles]) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for run in runs:
         last = run.last
-        for key in METRICS:
+        for key in COMPARED:
             each = last.get("seeds", {}).get(key) or ([last[key]] if len(run.seeds) == 1 and key in last else [])
             for seed, value in zip(run.seeds, each, strict=False):
                 if isinstance(value, (int, float)) and np.isfinite(value):
@@ -279,19 +267,13 @@ def table(found: Comparison) -> Any:
     for arm in found.arms:
         made.add_column(arm.label, justify="right", overflow="fold")
     for key in found.metrics:
-        cells = [_cell(found.arms[0].middle(key))]
+        cells = [number(found.arms[0].middle(key))]
         for arm, gaps in zip(found.arms[1:], found.differences, strict=True):
             mark = " +" if gaps[key].better else " -" if gaps[key].beyond_noise else ""
-            cells.append(_cell(arm.middle(key)) + mark)
-        made.add_row(METRICS[key][0], *cells)
+            cells.append(number(arm.middle(key)) + mark)
+        made.add_row(LABELS[key].words, *cells)
     made.add_row("seeds", *[str(len(a.seeds)) for a in found.arms])
     return made
-
-
-def _cell(value: float | None) -> str:
-    from stochflow.look.report.pages import number
-
-    return number(value)
 
 
 def write_comparison(found: Comparison, out: str | os.PathLike[str]) -> Path:
@@ -301,12 +283,12 @@ def write_comparison(found: Comparison, out: str | os.PathLike[str]) -> Path:
 
     rows = [
         {
-            "words": METRICS[key][0],
-            "better": "lower" if METRICS[key][1] < 0 else "higher",
-            "first": _cell(found.arms[0].middle(key)),
+            "words": LABELS[key].words,
+            "better": "lower" if LABELS[key].better < 0 else "higher",
+            "first": number(found.arms[0].middle(key)),
             "others": [
                 {
-                    "value": _cell(arm.middle(key)),
+                    "value": number(arm.middle(key)),
                     "verdict": gaps[key].words(),
                     "kind": "well" if gaps[key].better else "ill" if gaps[key].beyond_noise else "",
                 }
@@ -355,7 +337,7 @@ def _panels(found: Comparison) -> list[Any]:
 def _seeds_panel(found: Comparison, key: str) -> Any:
     from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, svg
 
-    figure, ax = axes(height=1.1 + 0.32 * len(found.arms), x=METRICS[key][0], y="run")
+    figure, ax = axes(height=1.1 + 0.32 * len(found.arms), x=LABELS[key].words, y="run")
     for i, arm in enumerate(found.arms):
         each = list(arm.figures[key].values())
         ax.plot(
@@ -376,10 +358,10 @@ def _seeds_panel(found: Comparison, key: str) -> Any:
     ax.xaxis.get_offset_text().set_color(FAINT)
     ax.set_yticks(range(len(found.arms)), [a.label if len(a.label) <= 34 else a.label[:33] + "…" for a in found.arms])
     ax.set_ylim(len(found.arms) - 0.5, -0.5)
-    better = "left" if METRICS[key][1] < 0 else "right"
+    better = "left" if LABELS[key].better < 0 else "right"
     return Panel(
         "seeds",
-        f"{METRICS[key][0][0].upper()}{METRICS[key][0][1:]}, seed by seed",
+        f"{LABELS[key].words[0].upper()}{LABELS[key].words[1:]}, seed by seed",
         svg(figure, f"{key} by seed"),
         f"A dot is a seed, the bar their median; further {better} is better.",
     )

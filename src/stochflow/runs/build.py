@@ -30,7 +30,7 @@ from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
 from stochflow.scores.oracles import Cached, Patient, TextOracle
 from stochflow.training.sources import Mixed, OnPolicy, Source
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task, Trajectories
 from stochflow.worlds.check import check_channel, check_env, check_oracle
 
@@ -115,14 +115,14 @@ class Experiment:
             objective,
             self._make_source(objective),
             lr=t.lr,
-            clip=t.clip,
-            dynamics_lr=t.dynamics_lr,
-            dynamics_clip=t.dynamics_clip,
-            dynamics_buffer=self._make_buffer(0.0) if off_policy else None,
-            dynamics_rounds=t.dynamics_off_pol_rounds,
-            dynamics_sample_size=t.dynamics_sample_size,
-            compile=t.compile,
-            engine=t.engine,
+            noise=NoiseTraining(
+                t.dynamics_lr,
+                t.dynamics_clip,
+                self._make_buffer(0.0) if off_policy else None,
+                t.dynamics_off_pol_rounds,
+                t.dynamics_sample_size,
+            ),
+            iteration=Iteration(t.clip, compile=t.compile, engine=t.engine),
         )
 
     def _make_buffer(self, priority: float) -> Buffer:

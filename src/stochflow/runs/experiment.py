@@ -23,7 +23,8 @@ from torch import Tensor
 from stochflow.errors import UserError, did_you_mean
 from stochflow.law import picture
 from stochflow.law.exact import expected_modes
-from stochflow.law.measure import SAMPLES, Yardstick, forked, not_better, verdict
+from stochflow.law.measure import SAMPLES, Yardstick, forked, not_better
+from stochflow.law.verdict import verdict
 from stochflow.runs import export
 from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasting, make_task, pick_device
 from stochflow.runs.config import Config, Train, UserTask, configure

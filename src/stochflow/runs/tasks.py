@@ -18,6 +18,7 @@ from torch import Tensor
 from stochflow.errors import UserError, did_you_mean
 from stochflow.law.modes import tfbind8_modes
 from stochflow.runs import config
+from stochflow.runs.config import BitsTask, GCTask, GridTask, PeptideTask, RNATask, TFBind8Task
 from stochflow.scores.data import tfbind8
 from stochflow.scores.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
 from stochflow.scores.oracles import Cached, Host, Table
@@ -52,7 +53,12 @@ def build(settings: Any) -> Task:
 
 
 def grid_task(
-    ndim: int = 2, side: int = 8, base: float = 1e-3, stick: float = 0.0, noise: str = "slip", confusion: str = ""
+    ndim: int = GridTask.ndim,
+    side: int = GridTask.side,
+    base: float = GridTask.base,
+    stick: float = GridTask.stick,
+    noise: str = GridTask.noise,
+    confusion: str = GridTask.confusion,
 ) -> Task:
     """The hypergrid with bright corners; R is the oracle's score itself."""
     if not base > 0:
@@ -62,13 +68,13 @@ def grid_task(
 
 
 def tfbind8_task(
-    stick: float = 0.25,
-    beta: float = 3.0,
-    floor: float = 1e-3,
-    ramp: float = 0.0,
-    table: str = "SIX6_REF_R1",
-    noise: str = "slip",
-    confusion: str = "",
+    stick: float = TFBind8Task.stick,
+    beta: float = TFBind8Task.beta,
+    floor: float = TFBind8Task.floor,
+    ramp: float = TFBind8Task.ramp,
+    table: str = TFBind8Task.table,
+    noise: str = TFBind8Task.noise,
+    confusion: str = TFBind8Task.confusion,
 ) -> Task:
     """DNA 8-mers scored by a measured landscape; R = max(y, floor)^beta."""
     env = Strings("ACGT", 8)
@@ -79,14 +85,14 @@ def tfbind8_task(
 
 
 def bits_task(
-    length: int = 120,
-    bits: int = 4,
-    modes: int = 60,
-    beta: float = 1.0,
-    mode_seed: int = 0,
-    stick: float = 0.0,
-    noise: str = "slip",
-    confusion: str = "",
+    length: int = BitsTask.length,
+    bits: int = BitsTask.bits,
+    modes: int = BitsTask.modes,
+    beta: float = BitsTask.beta,
+    mode_seed: int = BitsTask.mode_seed,
+    stick: float = BitsTask.stick,
+    noise: str = BitsTask.noise,
+    confusion: str = BitsTask.confusion,
 ) -> Task:
     """Sequences of `length` bits, `bits` of them a token, drawn to `modes` known ones: R = exp(-beta * distance to the nearest)."""
     if not 1 <= bits <= 10:
@@ -106,12 +112,12 @@ def bits_task(
 
 
 def gc_task(
-    length: int = 6,
-    targets: str = "0.2,0.5,0.8",
-    betas: str = "4,12",
-    stick: float = 0.1,
-    noise: str = "slip",
-    confusion: str = "",
+    length: int = GCTask.length,
+    targets: str = GCTask.targets,
+    betas: str = GCTask.betas,
+    stick: float = GCTask.stick,
+    noise: str = GCTask.noise,
+    confusion: str = GCTask.confusion,
 ) -> Task:
     """DNA of a GC content on demand, at a temperature on demand: one context for every pair of target and beta; R = exp(beta * (1 - |GC - target|))."""
     wanted, sharp = _numbers("targets", targets), _numbers("betas", betas)
@@ -124,13 +130,13 @@ def gc_task(
 
 
 def peptide_task(
-    min_length: int = 10,
-    beta: float = 3.0,
-    floor: float = 1e-3,
-    ramp: float = 0.0,
-    stick: float = 0.0,
-    noise: str = "slip",
-    confusion: str = "",
+    min_length: int = PeptideTask.min_length,
+    beta: float = PeptideTask.beta,
+    floor: float = PeptideTask.floor,
+    ramp: float = PeptideTask.ramp,
+    stick: float = PeptideTask.stick,
+    noise: str = PeptideTask.noise,
+    confusion: str = PeptideTask.confusion,
 ) -> Task:
     """Peptides of up to 50 residues that look antimicrobial to a network trained on shipped data; R = max(score, floor)^beta."""
     env = Strings(PROTEIN, 50, min_length)
@@ -138,13 +144,13 @@ def peptide_task(
 
 
 def rna_task(
-    structure: str = "((((....))))..((((....))))",
-    beta: float = 3.0,
-    floor: float = 1e-2,
-    ramp: float = 0.0,
-    stick: float = 0.0,
-    noise: str = "slip",
-    confusion: str = "",
+    structure: str = RNATask.structure,
+    beta: float = RNATask.beta,
+    floor: float = RNATask.floor,
+    ramp: float = RNATask.ramp,
+    stick: float = RNATask.stick,
+    noise: str = RNATask.noise,
+    confusion: str = RNATask.confusion,
 ) -> Task:
     """RNA that folds into a structure (dot-bracket), by ViennaRNA on the host, each sequence folded once."""
     fold = RNAFold(structure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +40,30 @@ STATS = (
 )
 
 
+class NoiseTraining(NamedTuple):
+    """How a model of the noise learns: from the current batch, or from a buffer of earlier ones."""
+
+    lr: float = 1e-3
+    clip: float = 10.0  # largest gradient norm, per seed
+    buffer: Buffer | None = None
+    rounds: int = 1  # updates an iteration and
+    sample_size: int = 16  # trajectories an update, with a buffer
+
+
+class Iteration(NamedTuple):
+    """How an iteration is made."""
+
+    clip: float = 10.0  # largest gradient norm of policy and flow, per seed
+    capture: bool = True  # as a CUDA graph, on a GPU
+    compile: bool = False  # the loss, and the steps of a plain rollout, by torch.compile
+    engine: Word = "auto"  # the word of `--engine`
+
+
 class Trainer:
     """Trains policy and dynamics, and keeps a running average of their weights, which is what one evaluates.
 
     Nothing here knows how many steps are planned: a run is good at any moment and can go on from any moment.
-    `engine` is the word of `--engine`; `engines` says what was chosen, and why.
+    `engines` says which engine was chosen for each operation, and why.
     """
 
     def __init__(
@@ -56,23 +75,15 @@ class Trainer:
         source: Source,
         *,
         lr: float = 1e-3,
-        clip: float = 10.0,
-        dynamics_lr: float = 1e-3,
-        dynamics_clip: float = 10.0,
-        dynamics_buffer: Buffer | None = None,
-        dynamics_rounds: int = 1,
-        dynamics_sample_size: int = 16,
-        capture: bool = True,
-        compile: bool = False,
-        engine: Word = "auto",
+        noise: NoiseTraining = NoiseTraining(),  # noqa: B008 - frozen
+        iteration: Iteration = Iteration(),  # noqa: B008
     ):
         self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
-        self.dynamics_buffer, self.dynamics_rounds = dynamics_buffer, dynamics_rounds
-        self.dynamics_sample_size, self.capture = dynamics_sample_size, capture
+        self.noise, self.iteration = noise, iteration
         device = policy.device
-        self.policy_flat = FlatParameters(policy, lr, clip, follow=objective.bootstraps)
+        self.policy_flat = FlatParameters(policy, lr, iteration.clip, follow=objective.bootstraps)
         learns = any(True for _ in dynamics.parameters())
-        self.dynamics_flat = FlatParameters(dynamics, dynamics_lr, dynamics_clip) if learns else None
+        self.dynamics_flat = FlatParameters(dynamics, noise.lr, noise.clip) if learns else None
         if self.dynamics_flat is not None and self.dynamics_flat.num_seeds != policy.num_seeds:
             raise UserError(
                 f"the policy has {policy.num_seeds} seeds, but the model of the noise has {self.dynamics_flat.num_seeds}: "
@@ -85,17 +96,19 @@ class Trainer:
         self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
         self._zero = zeros((policy.num_seeds,), device)
         self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
-        self._loss: Any = torch.compile(self.loss, dynamic=False) if compile else self.loss
+        self._loss: Any = torch.compile(self.loss, dynamic=False) if iteration.compile else self.loss
         plain = source.why_plain(task, policy)
         known = worth.of_all(task, device) if not plain else None
         batch = getattr(source, "batch", 0)
         flats = self.policy_flat, self.dynamics_flat
         self.job = Job(
-            task, policy, dynamics, objective, batch, *flats, compile, plain, dynamics_buffer is not None, known
+            task, policy, dynamics, objective, batch, *flats, iteration.compile, plain, noise.buffer is not None, known
         )
-        self.engines = choose(self.job, engine)
+        self.engines = choose(self.job, iteration.engine)
         self._by_trace = self.engines.gradient.name != "eager"
-        source.use(self.engines.walk, engine, self.engines.gradient.new_trace(self.job) if self._by_trace else None)
+        source.use(
+            self.engines.walk, iteration.engine, self.engines.gradient.new_trace(self.job) if self._by_trace else None
+        )
         self.group: distributed.Group | None = None  # the processes that learn together; None: this one alone
         self._pool: Any = None  # memory that all captured graphs share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its statistics
@@ -125,7 +138,7 @@ class Trainer:
     def _fresh(self) -> Walk:
         """A batch to learn from, with its scores unless they are looked up by state number later."""
         walk = self.source.walk(self.step)
-        if self.dynamics_buffer is None and self._numbered(walk) is not None:
+        if self.noise.buffer is None and self._numbered(walk) is not None:
             self._count(walk.trajectories)
             return walk
         return walk._replace(trajectories=self.score(walk.trajectories))
@@ -242,7 +255,7 @@ class Trainer:
             self.learn(self._fresh(), note)
 
         device = self.policy.device
-        if device.type != "cuda" or not self.capture:
+        if device.type != "cuda" or not self.iteration.capture:
             return [whole]
         kept = self.state_dict()
         if self.source.scored or getattr(self.task.oracle, "on_device", False):
@@ -337,11 +350,12 @@ class Trainer:
             self.group.observe(self.dynamics, fresh)
         if self.dynamics_flat is None:  # nothing learns by gradient
             return self.dynamics.loss(fresh) if note else self._zero, self._zero
-        if self.dynamics_buffer is None:
+        buffer = self.noise.buffer
+        if buffer is None:
             return self._dynamics_step(fresh, ends=True)
-        self.dynamics_buffer.add(fresh)
-        for left in reversed(range(self.dynamics_rounds)):
-            loss, norm = self._dynamics_step(self.dynamics_buffer.sample(self.dynamics_sample_size), ends=left == 0)
+        buffer.add(fresh)
+        for left in reversed(range(self.noise.rounds)):
+            loss, norm = self._dynamics_step(buffer.sample(self.noise.sample_size), ends=left == 0)
         return loss, norm
 
     def _dynamics_step(self, traj: Trajectories, ends: bool) -> tuple[Tensor, Tensor]:
@@ -389,7 +403,7 @@ class Trainer:
             "dynamics": self.dynamics_flat,
             "counts": self.dynamics if self.dynamics_flat is None else None,
             "source": self.source,
-            "dynamics_buffer": self.dynamics_buffer,
+            "dynamics_buffer": self.noise.buffer,
             "objective": self.objective.memory,
         }
 

@@ -22,7 +22,7 @@ from stochflow.errors import UserError
 from stochflow.nets.lookup import LookupTrunk, inner_mlp
 from stochflow.ops import always, pick, zeros
 from stochflow.types import Fading, Task, Trajectories
-from stochflow.worlds.channels import Exact, Slip
+from stochflow.worlds.channels import Slip
 
 FEW = 24  # a head of up to so many outputs is kept transposed;
 WIDE = 16  # a larger one is padded to a multiple of this
@@ -326,7 +326,7 @@ def draw(
     noise, coins = each * env.num_moves, each if explore is not None else 0
     slips = each * (env.num_moves + 1) if type(channel) is Slip and not channel.exact else 0
     after = None
-    if env.free or type(channel) is Exact:
+    if env.free or channel.exact:
         drawn = torch.rand(count, noise + coins + slips)
     else:
         drawn = torch.empty(count, noise + coins + slips)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stochflow.law.verdict import REACHED
 from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, legend, svg
 from stochflow.look.report.files import Row, RunFiles, values
 
@@ -54,7 +55,7 @@ def distance(run: RunFiles) -> Panel | None:
     drawn: list[float] = []
     for key, words, colour, style in lines:
         value = last.get(key)
-        if value is not None and value > 1e-6 and not any(abs(value - d) < 1e-9 for d in drawn):
+        if value is not None and value > REACHED and not any(abs(value - d) < 1e-9 for d in drawn):
             ax.axhline(value, color=colour, linestyle=style, linewidth=1.2, label=f"{words} ({value:.3g})")
             drawn.append(value)
     if positive and max(positive + drawn) > 10 * min(positive + drawn):
@@ -65,7 +66,7 @@ def distance(run: RunFiles) -> Panel | None:
         "No floor is known here. "
         if floor is None
         else "Here the target can be reached exactly. "
-        if floor < 1e-6
+        if floor < REACHED
         else "The dashed line is where the law of least forward KL lies; hardly any policy comes below it. "
         if last.get("floor_kind") == "forward-KL"
         else "Below the dashed line no policy can come. "
@@ -215,7 +216,6 @@ def draw(
     marker: str = "",
     x: str = "step",
     dashed: bool = False,
-    band: bool = True,
 ) -> None:
     """The median over the seeds, and its interval where there are several."""
     rows = _thinned(values(rows, key), key)
@@ -231,7 +231,7 @@ def draw(
     )
     ax.plot(at, middle, color=colour, linewidth=1.4, linestyle="--" if dashed else "-", label=label, **dots)
     ax.set_xlim(left=0)
-    spread = intervals(rows, key) if band else None
+    spread = intervals(rows, key)
     if spread is not None:
         ax.fill_between(at, spread[0], spread[1], color=colour, alpha=0.2, linewidth=0)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stochflow.law.modes import families, family_distance
+from stochflow.law.verdict import number
 from stochflow.look.report.drawing import RULE, Panel, axes, svg
 from stochflow.look.report.files import RunFiles
 
@@ -73,7 +74,7 @@ def read_designs(run: RunFiles) -> Designs | None:
 def _row(rank: int, row: dict[str, str], what: str, distance: int | None, family: int | None) -> Design:
     def short(key: str) -> str:
         try:
-            return f"{float(row.get(key, '')):.4g}"
+            return number(float(row.get(key, "")))
         except ValueError:
             return "-"
 

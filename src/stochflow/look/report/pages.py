@@ -6,24 +6,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from stochflow.law.verdict import REACHED, number, verdict
 from stochflow.look import health
+from stochflow.look.labels import LABELS, TILES
 from stochflow.look.report.curves import curves
 from stochflow.look.report.designs import read_designs
 from stochflow.look.report.drawing import owned
 from stochflow.look.report.files import RunFiles
 from stochflow.look.report.law import law_panels
 from stochflow.runs.config import UserTask
-
-TILES = (  # what stands on top, where it is known: key -> words
-    ("tv", "TV to the target"),
-    ("floor_tv", "best achievable TV"),
-    ("excess_tv", "excess over the best"),
-    ("log_z_error", "error of log Z"),
-    ("elbo", "ELBO"),
-    ("modes", "modes found"),
-    ("top_score", "mean of the 100 best scores"),
-    ("oracle_calls", "oracle calls"),
-)
 
 
 def page(runs: Sequence[RunFiles], live: int = 0, version: str = "") -> str:
@@ -45,11 +36,11 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
         "id": name,
         "name": run.name,
         "state": _state(run),
-        "verdict": _verdict(found),
+        "verdict": verdict(found, advise=False),
         "task": run.config.task.name,
         "objective": train.objective,
         "seeds": train.seeds,
-        "tiles": [_tile(found, key, words, train.seeds) for key, words in TILES if found.get(key) is not None],
+        "tiles": [_tile(found, key, train.seeds) for key in TILES if found.get(key) is not None],
         "health": health.verdict(findings, run.step),
         "findings": findings,
         "early": run.step < health.WARM_UP,
@@ -65,23 +56,16 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
     }
 
 
-def number(value: Any) -> str:
-    """A figure as a person reads it."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}".replace(",", "\u2009")  # thin spaces
-    return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4g}"
+def _number(value: Any) -> str:
+    return number(value, ",").replace(",", "\u2009")  # a thin space between groups
 
 
-def _tile(found: dict[str, Any], key: str, words: str, seeds: int) -> dict[str, str]:
+def _tile(found: dict[str, Any], key: str, seeds: int) -> dict[str, str]:
     low, high = found.get(f"{key}_low"), found.get(f"{key}_high")
-    note = f"{number(low)} to {number(high)}" if low is not None and high is not None and low != high else ""
+    note = f"{_number(low)} to {_number(high)}" if low is not None and high is not None and low != high else ""
     note = note.replace("-", "\u2212")  # a minus does not break over the line, a hyphen does
     if key == "modes" and found.get("modes_all"):
-        note = f"of {number(found['modes_all'])}, in {number(found.get('samples'))} samples" + (
+        note = f"of {_number(found['modes_all'])}, in {_number(found.get('samples'))} samples" + (
             f"; {note}" if note else ""
         )
     value = found[key]
@@ -89,22 +73,22 @@ def _tile(found: dict[str, Any], key: str, words: str, seeds: int) -> dict[str, 
         note = f"of all {seeds} seeds together"
     if key == "floor_tv":
         note = str(found.get("floor_kind") or "")
-        value = 0 if value < 1e-6 else value  # what a linear program leaves of nothing
-    return {"words": words, "value": number(value), "note": note}
+        value = 0 if value < REACHED else value
+    return {"words": LABELS[key].words, "value": _number(value), "note": note}
 
 
 def _state(run: RunFiles) -> str:
     total = run.config.train.steps
     if run.done:
         seconds = run.summary.get("seconds")
-        return f"{number(total)} steps" + ("" if seconds is None else f" in {_duration(seconds)}")
-    return f"step {number(run.step)} of {number(total)}"
+        return f"{_number(total)} steps" + ("" if seconds is None else f" in {_duration(seconds)}")
+    return f"step {_number(run.step)} of {_number(total)}"
 
 
 def _behind(run: RunFiles) -> str:
     if run.behind is None:
         return ""
-    return f"As it was at step {number(run.behind)}, where the run had ended before; written anew when it ends again."
+    return f"As it was at step {_number(run.behind)}, where the run had ended before; written anew when it ends again."
 
 
 def _duration(seconds: float) -> str:
@@ -116,31 +100,6 @@ def _duration(seconds: float) -> str:
         if minutes < 60
         else f"{minutes // 60} h {minutes % 60} min"
     )
-
-
-def _verdict(found: dict[str, Any]) -> str:
-    """Numbers alone, in a sentence; the advice is the health section's."""
-    tv, best = found.get("tv"), found.get("floor_tv")
-    if tv is None:
-        low, high = found.get("elbo"), found.get("log_z_estimate")
-        if low is None or high is None:
-            return (
-                "Nothing has been measured yet."
-                if not found
-                else "The space is too large to list, so the distance to the target is not known exactly."
-            )
-        return (
-            "The space is too large to list, so the distance to the target is not known exactly; the gap between log Z "
-            f"({number(high)}, estimated) and its lower bound ({number(low)}) is {number(high - low)}, and 0 would be perfect."
-        )
-    words = f"The learned law is {number(tv)} (total variation, 0 to 1) from the target"
-    if best is None:
-        return words + "."
-    if best < 1e-6:
-        return words + ", which can be reached exactly here."
-    if found.get("floor_kind") == "forward-KL":
-        return words + f"; under this world's noise the best law (of least forward KL) is at {number(best)}."
-    return words + f"; under this world's noise no policy can come closer than {number(best)}."
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]]:

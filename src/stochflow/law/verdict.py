@@ -1,0 +1,76 @@
+"""A run's figures as a person reads them: one number formatter, and the verdict in plain words. No torch here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+FAR = 0.02  # excess TV from which a run is told what to try
+REACHED = 1e-6  # a best achievable TV below this is zero: what a linear program leaves of it
+
+
+def number(value: Any, style: str = "") -> str:
+    """A figure with four decimals, fewer where it is large; whole numbers as they are. `style`: "+" shows the sign, "," groups."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if value == int(value) and size < 1e15:
+        return f"{int(value):{style}d}"
+    if size < 1e-3 or size >= 1e6:
+        return f"{value:{style}.2e}"
+    return f"{value:{style}.{4 if size < 10 else 3 if size < 100 else 2 if size < 1000 else 1}f}"
+
+
+def verdict(found: dict[str, Any], advise: bool = True) -> str:
+    """How far the learned law is from the target and, where it is far, what to try."""
+    tv, best, excess = found.get("tv"), found.get("floor_tv"), found.get("excess_tv")
+    if tv is None:
+        return _by_samples(found, advise)
+    words = f"The learned law is {number(tv)} (total variation, 0 to 1) from the target"
+    if best is None:
+        reason = found.get("floor_reason")
+        words += f"; the best achievable is not known ({reason})" if reason else ""
+    elif best < REACHED:
+        words += ", which can be reached exactly here"
+    elif found.get("floor_kind") == "forward-KL":
+        words += f"; under this world's noise the best law (of least forward KL) is at {number(best)}"
+    else:
+        words += f"; under this world's noise no policy can come closer than {number(best)}"
+    if best is not None and best >= REACHED and excess is not None:
+        words += f", so the excess is {number(excess, '+')}"
+    left = tv if excess is None else excess
+    return f"{words}." + (_advice(found, tv, best, left) if advise and left > FAR else "")
+
+
+def _by_samples(found: dict[str, Any], advise: bool) -> str:
+    """Where the space is not listed: the gap between log Z and its lower bound."""
+    if not found:
+        return "Nothing has been measured yet."
+    words = "The space is too large to list, so the distance to the target is not known exactly"
+    low, high = found.get("elbo"), found.get("log_z_estimate")
+    if low is None or high is None:
+        return f"{words}."
+    gap = high - low
+    advice = (
+        " It is large: try more --steps, a larger --batch, or another --objective." if advise and gap >= 0.5 else ""
+    )
+    return (
+        f"{words}; the gap between log Z ({number(high)}, estimated) and its lower bound ({number(low)}) is {number(gap)}, "
+        f"and 0 would be perfect.{advice}"
+    )
+
+
+def _advice(found: dict[str, Any], tv: float, best: float | None, left: float) -> str:
+    limit = found.get("limit_tv")
+    if limit is not None and tv - limit <= FAR and limit - (best or 0.0) > FAR:
+        naive = found.get("objective", "").startswith("naive")
+        better = "db or tb" if naive else "flow-kl, which converges to the best forward-KL law"
+        return f" That is where this objective converges ({number(limit)}): try --objective {better}."
+    tips = ["more --steps (stochflow resume goes on from here)", "a larger --batch"]
+    if (found.get("dynamics_bound") or 0.0) > left / 2:
+        tips.insert(0, "a better model of the noise (--dynamics tabular, or a larger --dynamics-lr)")
+    if found.get("net") == "mlp":
+        tips.append("a wider trunk (--hidden 256) or --net lookup")
+    return f" That is far; try {', '.join(tips[:-1])} or {tips[-1]}."

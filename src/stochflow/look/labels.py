@@ -1,0 +1,44 @@
+"""What each figure is called and what it means: the one table that terminal, comparison, report and docs read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Label(NamedTuple):
+    words: str
+    better: int  # -1: lower, +1: higher, 0: neither, so that runs are not compared by it
+    meaning: str
+
+
+LABELS = {  # in the order in which they are shown
+    "tv": Label("TV to the target", -1, "total variation between the law of the learned policy and the target"),
+    "floor_tv": Label("best achievable TV", 0, "the same of the best law that any policy has in this world"),
+    "excess_tv": Label("excess over the best", -1, "`tv - floor_tv`, never clamped"),
+    "naive_tv": Label("TV of a perfect sampler that ignores the noise", 0, "what training without the noise would give"),
+    "limit_tv": Label("TV this objective converges to", 0, "where that is not the best achievable"),
+    "floor_tv_reverse_kl": Label("TV of the reverse-KL optimum", 0, "the law of least KL(law || target)"),
+    "kl_target_model": Label("KL(target || learned)", -1, "in nats; infinite where the law misses an object"),
+    "kl_model_target": Label("KL(learned || target)", -1, "in nats"),
+    "log_z_error": Label("error of log Z", -1, "estimate from samples minus the exact value, absolute, in nats"),
+    "elbo": Label("ELBO (lower bound of log Z)", +1, "mean log-weight of the policy's own samples"),
+    "eubo": Label("EUBO (upper bound of log Z)", 0, "mean log-weight of samples of the target"),
+    "spearman": Label("rank correlation of probability and reward", +1, "over all objects"),
+    "dynamics_tv": Label("error of the learned noise (TV)", -1, "mean over the steps of a sample; needs a simulated channel"),
+    "modes": Label("modes found", +1, "different modes in the sample"),
+    "expected_modes": Label("modes expected", +1, "in a sample of that size, from the exact law"),
+    "sample_score": Label("mean score", +1, "of the sample"),
+    "top_score": Label("mean of the 100 best scores", +1, "of the sample"),
+    "diversity": Label("diversity", +1, "mean distance between two objects of the sample"),
+    "oracle_calls": Label("oracle calls", 0, "objects that the oracle was asked about, all seeds together"),
+}  # fmt: skip
+TERMINAL = tuple(key for key in LABELS if key not in ("diversity", "oracle_calls"))
+COMPARED = tuple(key for key, label in LABELS.items() if label.better)
+TILES = ("tv", "floor_tv", "excess_tv", "log_z_error", "elbo", "modes", "top_score", "oracle_calls")
+
+
+def markdown() -> str:
+    """The table of docs/report.md."""
+    better = {-1: "lower", 0: "", +1: "higher"}
+    rows = [f"| `{key}` | {x.words} | {x.meaning} | {better[x.better]} |" for key, x in LABELS.items()]
+    return "\n".join(["| key | figure | what it is | better |", "| --- | --- | --- | --- |", *rows])
