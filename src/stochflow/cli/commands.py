@@ -35,6 +35,7 @@ COMMANDS = {
     "compare RUN...": "runs side by side, paired by seed, with a verdict in plain words",
     "watch RUN": "follow a run in the browser while it trains",
     "forecast": "forecast series from a CSV file by sampling futures",
+    "design ...": "campaigns: from a CSV of measured sequences to the next plate, round after round",
     "tasks": "list the tasks and the objectives",
     "doctor [TASK]": "what this machine offers, and which engine would run a task",
 }
@@ -178,6 +179,7 @@ def _dispatch(words: list[str]) -> int:
         "forecast": _forecast,
         "tasks": _tasks,
         "doctor": _doctor,
+        "design": _design,
     }
     if words[0] not in commands:
         raise UserError(
@@ -474,6 +476,12 @@ def _forecast(words: list[str]) -> int:
     for file in done.files:
         print(f"  {file}")
     return 0
+
+
+def _design(words: list[str]) -> int:
+    from stochflow.cli import design
+
+    return design.run(words)
 
 
 def _doctor(words: list[str]) -> int:

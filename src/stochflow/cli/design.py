@@ -1,0 +1,337 @@
+"""`stochflow design`: from a laboratory's CSV to the next plate. Words to values here; the work is in `stochflow.design`."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from stochflow.errors import UserError, did_you_mean
+
+USAGE = """usage: stochflow design SUBCOMMAND ...
+
+From measured sequences to the next plate, round after round, in a folder that survives.
+
+  new CAMPAIGN       a campaign from a CSV of measured sequences
+  propose CAMPAIGN   the next batch: CSV with wells, FASTA, and the reason for each design
+  record CAMPAIGN    measured values of a batch, from a CSV
+  status CAMPAIGN    where it stands
+  report CAMPAIGN    one page to read and to hand on
+  simulate CAMPAIGN  a dry run of several rounds on an oracle of your own
+  noise PAIRS        a synthesiser's confusion table from ordered and sequenced strings
+
+  stochflow design new plates --data lab.csv --value activity --maximise
+  stochflow design propose plates --batch 96
+  stochflow design record plates measured.csv
+"""
+
+Place = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="the campaign folder")]
+
+
+@dataclass(frozen=True)
+class New:
+    """A campaign from a CSV of measured sequences."""
+
+    campaign: Place
+    data: Path
+    """CSV of sequences and measured values (.csv or .csv.gz)"""
+    sequence: str = ""
+    """column of the sequences; guessed where one reading is possible"""
+    value: tuple[str, ...] = ()
+    """measured columns; guessed where one reading is possible"""
+    maximise: tuple[str, ...] = ()
+    """columns of which more is better; without names all that are not minimised"""
+    minimise: tuple[str, ...] = ()
+    """columns of which less is better; without names all"""
+    weight: tuple[str, ...] = ()
+    """how much a column counts among several, as NAME=NUMBER"""
+    threshold: tuple[str, ...] = ()
+    """what a design must reach, as NAME=NUMBER: at least this where more is better, else at most"""
+    replicates: Literal["mean", "median"] = "mean"
+    """how repeated values of one sequence become one"""
+    alphabet: str = ""
+    """all letters that sequences are spelt in; DNA, RNA and protein are told apart by themselves"""
+    length: tuple[int, int] | None = None
+    """shortest and longest design; by default as in the data"""
+    wild_type: str = ""
+    """the sequence that designs are compared with"""
+    rules: Path | None = None
+    """design rules (rules.toml)"""
+    rules_approximate: bool = False
+    """rules that are too many for exact look-ahead are checked by rejection"""
+    noise: str = ""
+    """what the synthesiser does: slip:0.1, neighbour:0.1, or a confusion table FILE.csv"""
+    insertion: float = 0.0
+    """chance that it inserts a letter, at each place"""
+    deletion: float = 0.0
+    """chance that it leaves a letter out"""
+    seed: int = 0
+    """seed of the campaign; each round has its own from it"""
+
+
+@dataclass(frozen=True)
+class Propose:
+    """The next batch, as proposal.csv and proposal.fasta in the campaign's new round."""
+
+    campaign: Place
+    batch: int = 96
+    """wells, controls and repeats included"""
+    acquisition: Literal["ucb", "ei", "thompson", "greedy"] = "ucb"
+    """what makes a design worth measuring: upper confidence bound, expected improvement, a drawn model, the prediction"""
+    kappa: float = 1.0
+    """standard deviations that ucb adds to the prediction"""
+    model: Literal["auto", "ensemble", "ridge", "gp", "forest"] = "auto"
+    """auto takes the one with the smallest error on held-out groups"""
+    sampler: Literal["auto", "exact", "gflownet", "search"] = "auto"
+    """auto lists spaces of up to 131072 strings and trains a GFlowNet on larger ones"""
+    min_distance: int | None = None
+    """letters in which any two designs differ at least; by default as many as fill the batch, up to a fifth of the length"""
+    controls: str = ""
+    """wells with known sequences, with commas between: wild-type,best"""
+    replicate: int = 0
+    """wells that measure the best known sequences again"""
+    steps: int = 300
+    """training steps of the GFlowNet"""
+    seed: int | None = None
+    """by default made of the campaign's and the round's number"""
+    out: Path | None = None
+    """also write the CSV here, and the FASTA beside it"""
+    json: bool = False
+    """print the designs as JSON"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """Measured values; they join by the id or the sequence of proposal.csv."""
+
+    campaign: Place
+    measured: Annotated[
+        Path, tyro.conf.Positional, tyro.conf.arg(help="CSV with id or sequence, and the measured columns")
+    ]
+    again: bool = False
+    """record a file that was recorded before once more"""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where the campaign stands."""
+
+    campaign: Place
+    json: bool = False
+    """print one JSON object"""
+
+
+def run(words: list[str]) -> int:
+    """One subcommand; returns the exit code."""
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if words else 2
+    known = {"new": _new, "propose": _propose, "record": _record, "status": _status}
+    if words[0] not in known:
+        raise UserError(
+            f"there is no `design {words[0]}`{did_you_mean(words[0], known)}: `stochflow design --help` lists what there is"
+        )
+    return known[words[0]](words[1:])
+
+
+def _bare(words: list[str]) -> list[str]:
+    """--maximise and --minimise without names mean every column."""
+    found: list[str] = []
+    for i, word in enumerate(words):
+        word = {"--minimize": "--minimise", "--maximize": "--maximise"}.get(word, word)
+        found.append(word)
+        if word in ("--maximise", "--minimise") and (i + 1 == len(words) or words[i + 1].startswith("-")):
+            found.append("*")
+    return found
+
+
+def _new(words: list[str]) -> int:
+    asked = tyro.cli(New, args=_bare(words), prog="stochflow design new")
+    from stochflow.design.campaign import About, Campaign
+
+    columns, minimise = _columns(asked)
+    about = About(
+        columns=columns,
+        sequence=asked.sequence,
+        minimise=minimise,
+        alphabet=asked.alphabet,
+        lengths=asked.length,
+        wild_type=asked.wild_type.upper(),
+        rules="" if asked.rules is None else str(asked.rules),
+        rules_approximate=asked.rules_approximate,
+        replicates=asked.replicates,
+        noise=_noise(asked),
+        seed=asked.seed,
+    )
+    made = Campaign.new(asked.campaign, asked.data, about)
+    s, m = made.settings, made.measured()
+    print(f"campaign: {made.path}")
+    for note in made.notes:
+        print(f"  {note}")
+    lengths = f"{s.min_length}" if s.min_length == s.max_length else f"{s.min_length} to {s.max_length}"
+    print(f"  {len(m.sequences)} different sequences over {s.alphabet}, designs of length {lengths}")
+    for column in s.columns:
+        found = made.best(m)[column.name]
+        print(f"  {column.describe()}; best so far {found['value']:.4g} ({found['sequence'][:60]})")
+    if s.noise is not None:
+        print(f"  the synthesiser errs: {s.noise.describe()}")
+    print(f"next: stochflow design propose {made.path} --batch 96")
+    return 0
+
+
+def _columns(asked: New) -> tuple[tuple[Any, ...], bool]:
+    """The columns with their goals, weights and thresholds; and whether a guessed column is to be minimised."""
+    from stochflow.design.objectives import Column
+
+    up, down = [n for n in asked.maximise if n != "*"], [n for n in asked.minimise if n != "*"]
+    names = list(dict.fromkeys([*asked.value, *up, *down]))
+    every_down = "*" in asked.minimise
+    both = set(up) & set(down)
+    if both or ("*" in asked.maximise and every_down):
+        raise UserError(
+            "a column cannot be both maximised and minimised: say --maximise A --minimise B with different names"
+        )
+    weights, limits = _by_name("--weight", asked.weight, names), _by_name("--threshold", asked.threshold, names)
+    goals = {n: "minimise" if n in down or (every_down and n not in up) else "maximise" for n in names}
+    made = tuple(Column(n, goals[n], weights.get(n, 1.0), limits.get(n)) for n in names)  # type: ignore[arg-type]
+    return made, every_down
+
+
+def _by_name(flag: str, words: tuple[str, ...], names: list[str]) -> dict[str, float]:
+    found = {}
+    for word in words:
+        name, equals, text = word.rpartition("=")
+        try:
+            number = float(text)
+        except ValueError:
+            equals = ""
+            number = 0.0
+        if not equals:
+            raise UserError(f"{flag} {word!r} must be NAME=NUMBER, such as {names[0] if names else 'activity'}=2")
+        if name not in names:
+            raise UserError(
+                f"{flag} names the column {name!r}{did_you_mean(name, names)}, which is not among --value {' '.join(names)}"
+            )
+        found[name] = number
+    return found
+
+
+def _noise(asked: New) -> Any:
+    from stochflow.design.settings import Noise
+
+    if not asked.noise:
+        if asked.insertion or asked.deletion:
+            return Noise("slip", 0.0, (), asked.insertion, asked.deletion)
+        return None
+    kind, _, rate = asked.noise.partition(":")
+    if kind in ("slip", "neighbour"):
+        try:
+            chance = float(rate)
+        except ValueError:
+            chance = -1.0
+        if not 0 <= chance <= 1:
+            raise UserError(f"--noise {asked.noise!r} must give a probability, such as {kind}:0.1")
+        return Noise(kind, chance, (), asked.insertion, asked.deletion)  # type: ignore[arg-type]
+    if not Path(asked.noise).is_file():
+        raise UserError(
+            f"--noise {asked.noise!r} is neither slip:RATE nor neighbour:RATE nor a file: give one of these"
+        )
+    from stochflow.worlds.channels import Confusion
+
+    table = Confusion(asked.noise).table.tolist()
+    return Noise("table", 0.0, tuple(tuple(row) for row in table), asked.insertion, asked.deletion)
+
+
+def _propose(words: list[str]) -> int:
+    asked = tyro.cli(Propose, args=words, prog="stochflow design propose")
+    from stochflow.design.campaign import Campaign, fasta
+    from stochflow.design.settings import Ask
+    from stochflow.design.store import as_csv, as_json
+
+    names = {f.name for f in dataclasses.fields(Ask)}
+    given = {k: v for k, v in vars(asked).items() if k in names}
+    given["controls"] = tuple(c.strip() for c in asked.controls.split(",") if c.strip())
+    campaign = Campaign.open(asked.campaign)
+    rows = campaign.ask(asked.batch, Ask(**given))
+    if asked.out is not None:
+        from stochflow.runs.atomic import write_text
+
+        write_text(asked.out, as_csv(rows).decode())
+        write_text(asked.out.with_suffix(".fasta"), fasta(rows))
+    if asked.json:
+        print(as_json(rows).decode())
+        return 0
+    folder = campaign.store.rounds()[-1]
+    for part in campaign.model_figures() or []:
+        best = part["considered"][0]
+        print(
+            f"{part['column']}: {part['chosen']}, rank correlation {best['rank_correlation']:.2f} on held-out groups ({best['groups']} groups of {best['rows']} sequences)"
+        )
+        for level, q in part["quantiles"].items():
+            if q is None:
+                print(f"  too few groups for a {float(level):.0%} interval, so none is given")
+    for note in campaign.notes:
+        print(note)
+    print(f"{len(rows)} wells:")
+    for row in rows[:5]:
+        print(f"  {row['well']:<4} {row['id']}  {row['sequence'][:60]}  {row['reason']}")
+    if len(rows) > 5:
+        print(f"  ... and {len(rows) - 5} more")
+    print("written:")
+    for name in ("proposal.csv", "proposal.fasta"):
+        print(f"  {folder / name}")
+    print(f"next: fill in the measured column beside the ids, then stochflow design record {campaign.path} FILE.csv")
+    return 0
+
+
+def _record(words: list[str]) -> int:
+    asked = tyro.cli(Record, args=words, prog="stochflow design record")
+    from stochflow.design.campaign import Campaign
+
+    campaign = Campaign.open(asked.campaign)
+    for sentence in campaign.tell(asked.measured, asked.again).sentences():
+        print(sentence)
+    for name, found in campaign.best().items():
+        print(f"best {name} so far: {found['value']:.4g} ({found['sequence'][:60]})")
+    for entry in campaign.history()[-1:]:
+        for name, about in entry["columns"].items():
+            for level in (80, 95):
+                if f"covered{level}" in about:
+                    print(
+                        f"{name}: {about[f'covered{level}']:.0%} of {about[f'covered{level}_of']} measured designs lay in their {level} % interval"
+                    )
+    return 0
+
+
+def _status(words: list[str]) -> int:
+    asked = tyro.cli(Status, args=words, prog="stochflow design status")
+    from stochflow.design.campaign import Campaign
+
+    campaign = Campaign.open(asked.campaign)
+    history, pending, failed = campaign.history(), campaign.pending(), campaign.failed()
+    if asked.json:
+        from stochflow.design.store import as_json
+
+        print(as_json({"rounds": history, "pending": pending, "failed": failed, "best": campaign.best()}).decode())
+        return 0
+    print(
+        f"{campaign.path}: {len(campaign.measured().sequences)} sequences measured, {len(history) - 1} rounds proposed"
+    )
+    writer = csv.writer(sys.stdout, delimiter="\t", lineterminator="\n")
+    writer.writerow(["round", "proposed", "measured", "failed", *[f"best {c.name}" for c in campaign.settings.columns]])
+    for entry in history:
+        best = []
+        for column in campaign.settings.columns:
+            values = entry["columns"][column.name]["values"]
+            best.append(f"{max(values, key=lambda v: column.sign * v):.4g}" if values else "-")
+        writer.writerow([entry["round"], entry["proposed"], entry["measured"], entry["failed"], *best])
+    if pending:
+        print(f"{len(pending)} proposed designs have no value yet")
+    if failed:
+        print(f"{len(failed)} sequences failed and are not proposed again")
+    return 0

@@ -1,0 +1,84 @@
+"""What a sequence is worth measuring for: predictions to one number each, larger is better.
+
+Predictions are oriented before (a column to be minimised has its sign turned), so that larger is always better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from stochflow.design.surrogates import Prediction
+from stochflow.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The predicted mean."""
+
+    name: str = "greedy"
+
+    def __call__(self, p: Prediction, best: float) -> np.ndarray:
+        return p.mean
+
+
+@dataclass(frozen=True)
+class UCB:
+    """Upper confidence bound: mean + kappa * sd."""
+
+    kappa: float = 1.0
+    name: str = "ucb"
+
+    def __call__(self, p: Prediction, best: float) -> np.ndarray:
+        return p.mean + self.kappa * p.sd
+
+
+@dataclass(frozen=True)
+class ExpectedImprovement:
+    """E[max(y - best, 0)] of a normal prediction: sd * (z Phi(z) + phi(z)), z = (mean - best) / sd."""
+
+    name: str = "ei"
+
+    def __call__(self, p: Prediction, best: float) -> np.ndarray:
+        sd = np.maximum(p.sd, 1e-12)
+        z = (p.mean - best) / sd
+        return sd * (z * ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
+
+
+@dataclass(frozen=True)
+class Thompson:
+    """The value under one function drawn from the model; the batch takes its designs from all draws in turn."""
+
+    draw: int = 0
+    name: str = "thompson"
+
+    def __call__(self, p: Prediction, best: float) -> np.ndarray:
+        return p.draws[self.draw % len(p.draws)]
+
+
+Acquisition = Greedy | UCB | ExpectedImprovement | Thompson
+KINDS = ("ucb", "ei", "thompson", "greedy")
+
+
+def acquisition(name: str, kappa: float = 1.0) -> Acquisition:
+    """The acquisition of this name."""
+    if name not in KINDS:
+        raise UserError(f"there is no acquisition {name!r}{did_you_mean(name, KINDS)}: take one of {', '.join(KINDS)}")
+    if not kappa >= 0:
+        raise UserError(f"kappa = {kappa} must be at least 0: it is how many standard deviations are added to the mean")
+    made: dict[str, Acquisition] = {
+        "ucb": UCB(kappa),
+        "ei": ExpectedImprovement(),
+        "thompson": Thompson(),
+        "greedy": Greedy(),
+    }
+    return made[name]
+
+
+def log_target(values: np.ndarray, kind: Acquisition) -> np.ndarray:
+    """The acquisition on a scale on which differences count: EI is a product of chances, so its logarithm is taken."""
+    if isinstance(kind, ExpectedImprovement):
+        return np.log(np.maximum(values, 1e-300))
+    return values

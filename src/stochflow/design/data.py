@@ -1,0 +1,331 @@
+"""A CSV of measured sequences, read and checked: which column is which, what cannot be used, and why, in one sentence.
+
+N rows, C value columns. Everything a spreadsheet can do to numbers and letters is either understood and noted or refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from stochflow.errors import UserError, did_you_mean
+
+ALPHABETS = {"DNA": "ACGT", "RNA": "ACGU", "protein": "ACDEFGHIKLMNPQRSTVWY"}
+LEAST = 8  # different measured sequences that a model can be fitted to
+MISSING = frozenset("na n/a nan none null - -- nd n.d. failed fail error missing ?".split()) | {""}
+SEQUENCE_NAMES = "sequence seq dna rna protein peptide variant design construct oligo insert".split()
+VALUE_NAMES = "value y score activity fitness measurement signal target response affinity yield".split()
+BESIDE = frozenset("id name well plate row column col round replicate rep index no nr number date made".split())
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A CSV file as text: names of its columns, and rows of the same width."""
+
+    path: str
+    names: list[str]
+    rows: list[list[str]]
+    decimal_comma: bool = False
+
+    def column(self, name: str) -> list[str]:
+        return [row[self.names.index(name)] for row in self.rows]
+
+    def line(self, row: int) -> str:
+        """Where a row stands, as an editor counts: the header is line 1."""
+        return f"line {row + 2} of {self.path}"
+
+
+@dataclass(frozen=True)
+class Data:
+    """Measured values by row, repeats included: NaN where a value is missing."""
+
+    ids: list[str]
+    sequences: list[str]
+    columns: list[str]
+    values: np.ndarray  # [N, C] float64
+    alphabet: str
+    notes: list[str] = field(default_factory=list)
+
+
+def read_table(path: str | os.PathLike[str]) -> Table:
+    """The rows of a CSV file; commas, semicolons and tabs are told apart, `.gz` is unpacked, a byte order mark is dropped."""
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if content[:4] in (b"PK\x03\x04", b"\xd0\xcf\x11\xe0"):
+        raise UserError(f"{path} is a spreadsheet, not text: save it as CSV and give that file")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text: save it as CSV in UTF-8") from None
+    if "\0" in text:
+        raise UserError(f"{path} is not plain text: save it as CSV in UTF-8")
+    head = text.partition("\n")[0]
+    mark = max(",;\t", key=head.count)
+    try:
+        lines = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), delimiter=mark)]
+    except csv.Error as error:
+        raise UserError(f"{path} cannot be read as CSV ({error}): save it again as CSV") from None
+    lines = [row for row in lines if any(row)]
+    if len(lines) < 2:
+        raise UserError(f"{path} has no rows under its header: give a CSV of sequences and measured values")
+    names, rows = lines[0], lines[1:]
+    twice = sorted({n for n in names if names.count(n) > 1 and n})
+    if twice:
+        raise UserError(f'{path} has two columns named "{twice[0]}": give each a name of its own')
+    for i, row in enumerate(rows):
+        if len(row) > len(names) and any(row[len(names) :]):
+            raise UserError(
+                f"line {i + 2} of {path} has {len(row)} cells, but the header has {len(names)}: quote cells that hold a {mark!r}"
+            )
+    rows = [[*row, *[""] * len(names)][: len(names)] for row in rows]
+    comma = mark != "," and any(re.fullmatch(r"-?\d+,\d+", c) for row in rows for c in row)
+    return Table(str(path), names, rows, comma)
+
+
+def number(text: str, decimal_comma: bool = False) -> float | None:
+    """The number that a cell holds, NaN where it is missing, None where it is something else."""
+    if text.strip().lower() in MISSING:
+        return math.nan
+    text = text.replace(",", ".") if decimal_comma else text
+    return float(text) if NUMBER.fullmatch(text) and math.isfinite(float(text)) else None
+
+
+def read_data(
+    path: str | os.PathLike[str],
+    sequence: str = "",
+    values: Sequence[str] = (),
+    alphabet: str = "",
+    optional: bool = False,
+) -> Data:
+    """The measured sequences of a CSV file. Columns that are not named are guessed where one reading alone is possible.
+
+    `optional`: rows without any value are kept (a plate on which every well failed can be recorded).
+    """
+    table = read_table(path)
+    at = _sequence_column(table, sequence)
+    columns = _value_columns(table, at, list(values))
+    notes = []
+    if not sequence:
+        notes.append(f'sequences are read from the column "{at}"')
+    if not values:
+        notes.append(f'values are read from the column "{columns[0]}"')
+    texts = table.column(at)
+    figures = np.array([[_value(table, i, c) for c in columns] for i in range(len(texts))]).reshape(len(texts), -1)
+    if any(t != t.upper() for t in texts) and not alphabet:
+        texts = [t.upper() for t in texts]
+        notes.append("lower-case letters are read as upper-case ones")
+    empty = [i for i, t in enumerate(texts) if t.lower() in MISSING]
+    if empty:
+        raise UserError(f'{table.line(empty[0])} has no sequence in the column "{at}": fill it in or delete the row')
+    used = [i for i in range(len(texts)) if optional or not np.isnan(figures[i]).all()]
+    if len(used) < len(texts):
+        notes.append(f"{len(texts) - len(used)} of {len(texts)} rows have no value and are left out")
+    if not used:
+        raise UserError(f'the column "{columns[0]}" of {table.path} holds no value: name another with --value')
+    for c, name in enumerate(columns):
+        _not_a_count(figures[used, c], name, table)
+    letters = alphabet or guess_alphabet([texts[i] for i in used], [table.line(i) for i in used])
+    check_letters([texts[i] for i in used], letters, [table.line(i) for i in used])
+    named = next((n for n in table.names if n.lower() in ("id", "name")), None)
+    ids = table.column(named) if named else [f"row {i + 2}" for i in range(len(texts))]
+    return Data([ids[i] for i in used], [texts[i] for i in used], columns, figures[used], letters, notes)
+
+
+def enough(data: Data) -> None:
+    """Refuses what no model can be fitted to: too few sequences, a column that does not vary, two that say the same."""
+    for c, name in enumerate(data.columns):
+        there = ~np.isnan(data.values[:, c])
+        different = len({s for s, ok in zip(data.sequences, there, strict=True) if ok})
+        if different < LEAST:
+            raise UserError(
+                f'the column "{name}" has values of {different} different sequences, but a model needs at least {LEAST}: measure more first'
+            )
+        if np.ptp(data.values[there, c]) == 0:
+            raise UserError(
+                f'every value in the column "{name}" is {data.values[there, c][0]:g}, so there is nothing to learn: name another with --value'
+            )
+        for d in range(c):
+            both = there & ~np.isnan(data.values[:, d])
+            if both.sum() >= LEAST and _same_order(data.values[both, c], data.values[both, d]):
+                raise UserError(
+                    f'the columns "{data.columns[d]}" and "{name}" order the sequences in the same way (leakage: one is made from the other): keep one'
+                )
+
+
+# columns --------------------------------------------------------------------------------------------------------
+
+
+def _named(table: Table, name: str, flag: str) -> str:
+    for there in table.names:
+        if there == name:
+            return there
+    raise UserError(
+        f'{table.path} has no column "{name}"{did_you_mean(name, table.names)}: {flag} takes one of {", ".join(table.names)}'
+    )
+
+
+def _looks_like_sequences(cells: Iterable[str]) -> bool:
+    words = [c for c in cells if c]
+    return bool(words) and sum(c.isalpha() and len(c) >= 3 for c in words) >= 0.8 * len(words)
+
+
+def _sequence_column(table: Table, asked: str) -> str:
+    if asked:
+        return _named(table, asked, "--sequence")
+    able = [n for n in table.names if _looks_like_sequences(table.column(n))]
+    for word in SEQUENCE_NAMES:
+        for name in able:
+            if name.lower() == word:
+                return name
+    spelt = [n for n in able if set("".join(table.column(n)).upper()) <= set("".join(ALPHABETS.values()))]
+    if len(spelt) == 1:
+        return spelt[0]
+    what = "no column looks like" if not spelt else f"the columns {', '.join(spelt)} all look like"
+    raise UserError(
+        f"{table.path}: {what} sequences: name one with --sequence (there are {', '.join(n or '(unnamed)' for n in table.names)})"
+    )
+
+
+def _value_columns(table: Table, sequence: str, asked: list[str]) -> list[str]:
+    if asked:
+        found = [_named(table, name, "--value") for name in asked]
+        if sequence in found:
+            raise UserError(f'"{sequence}" is the column of the sequences: name a measured one with --value')
+        return found
+    others = [n for n in table.names if n != sequence and n.lower() not in BESIDE]
+    able = [
+        n
+        for n in others
+        if sum(bool(re.match(r"[<>≤≥~]?\s*[-+]?\.?\d", c)) for c in table.column(n))
+        >= 0.5 * sum(c.lower() not in MISSING for c in table.column(n))
+        and any(c.lower() not in MISSING for c in table.column(n))
+    ]
+    for word in VALUE_NAMES:
+        for name in able:
+            if name.lower() == word:
+                return [name]
+    if len(able) == 1:
+        return able
+    what = "no column holds numbers" if not able else f"the columns {', '.join(able)} all hold numbers"
+    raise UserError(f"{table.path}: {what}: name what was measured with --value")
+
+
+def _value(table: Table, row: int, name: str) -> float:
+    text = table.rows[row][table.names.index(name)]
+    found = number(text, table.decimal_comma)
+    if found is not None:
+        return found
+    where = f'{table.line(row)} holds "{text}" in the column "{name}"'
+    if re.match(r"\s*[<>≤≥~]", text):
+        raise UserError(f"{where}, a bound and not a value: write the number, or leave the cell empty")
+    if re.fullmatch(r"-?\d+,\d+", text):
+        raise UserError(f"{where}: write decimals with a point")
+    if NUMBER.match(text):
+        raise UserError(f"{where}, a number with a unit: write the number alone, all in one unit")
+    raise UserError(f"{where}, which is not a number: leave the cell empty where a well failed")
+
+
+def _not_a_count(values: np.ndarray, name: str, table: Table) -> None:
+    """An index column taken for a measurement would be learned faithfully."""
+    steps = np.diff(values)
+    if len(values) >= LEAST and np.isfinite(values).all() and steps[0] in (1, -1) and (steps == steps[0]).all():
+        raise UserError(
+            f'the column "{name}" of {table.path} only counts the rows: name what was measured with --value'
+        )
+
+
+def _same_order(a: np.ndarray, b: np.ndarray) -> bool:
+    from scipy.stats import rankdata
+
+    x, y = rankdata(a), rankdata(b)
+    return bool(np.array_equal(x, y) or np.array_equal(x, len(y) + 1 - y))
+
+
+# letters --------------------------------------------------------------------------------------------------------
+
+
+def guess_alphabet(texts: Sequence[str], where: Sequence[str] | None = None) -> str:
+    """DNA, RNA or protein, by the letters that occur; texts of two kinds are refused with an example of each."""
+    where = where or [f"sequence {i + 1}" for i in range(len(texts))]
+    used = set("".join(texts))
+    pure = {name: sum(set(t) <= set(letters) for t in texts) for name, letters in ALPHABETS.items()}
+    for name, letters in ALPHABETS.items():
+        if used <= set(letters) and (name != "protein" or max(pure["DNA"], pure["RNA"]) < 0.8 * len(texts)):
+            return letters
+    with_t = next((i for i, t in enumerate(texts) if "T" in t), None)
+    with_u = next((i for i, t in enumerate(texts) if "U" in t), None)
+    if used <= set("ACGTU") and with_t is not None and with_u is not None:
+        raise UserError(
+            f"{where[with_u]} is RNA ({texts[with_u][:30]}) and {where[with_t]} is DNA ({texts[with_t][:30]}): write all with T or all with U"
+        )
+    most = max(("DNA", "RNA", "protein"), key=lambda name: pure[name])
+    if max(pure["DNA"], pure["RNA"]) >= 0.8 * len(texts):  # nearly all letters of DNA are amino acids too
+        most = "DNA" if pure["DNA"] >= pure["RNA"] else "RNA"
+    odd = next(i for i, t in enumerate(texts) if not set(t) <= set(ALPHABETS[most]))
+    letter = next(c for c in texts[odd] if c not in ALPHABETS[most])
+    raise UserError(
+        f"{where[odd]} has the letter {letter!r} ({texts[odd][:30]}), which is not {most}, as most rows are: "
+        "mend or delete it, or name all letters with --alphabet"
+    )
+
+
+def check_letters(texts: Sequence[str], alphabet: str, where: Sequence[str] | None = None) -> None:
+    """Every text is spelt in this alphabet."""
+    allowed = set(alphabet)
+    for i, text in enumerate(texts):
+        odd = next((c for c in text if c not in allowed), None)
+        if odd is not None:
+            place = where[i] if where else f"sequence {i + 1}"
+            raise UserError(
+                f"{place} has the letter {odd!r} ({text[:30]}), which is not among {alphabet}: mend or delete it"
+            )
+
+
+# repeats --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row per sequence, in the order of first appearance."""
+
+    sequences: list[str]
+    values: np.ndarray  # [N, C] mean or median of the repeats, NaN where there is none
+    counts: np.ndarray  # [N, C] how many values that is
+    noise: np.ndarray  # [C] standard deviation of a single measurement, NaN where nothing was repeated
+
+
+def pooled(sequences: Sequence[str], values: np.ndarray, how: str = "mean") -> Measured:
+    """Repeats of a sequence as one value; their pooled spread is the noise of a measurement."""
+    order = {s: i for i, s in enumerate(dict.fromkeys(sequences))}
+    at = np.array([order[s] for s in sequences], dtype=np.int64)
+    n, columns = len(order), values.shape[1]
+    made = np.full((n, columns), np.nan)
+    counts = np.zeros((n, columns), dtype=np.int64)
+    noise = np.full(columns, np.nan)
+    for c in range(columns):
+        there = ~np.isnan(values[:, c])
+        counts[:, c] = np.bincount(at[there], minlength=n)
+        total = np.bincount(at[there], weights=values[there, c], minlength=n)
+        mean = np.divide(total, counts[:, c], out=np.full(n, np.nan), where=counts[:, c] > 0)
+        spare = int((counts[:, c] - 1).clip(min=0).sum())
+        if spare:
+            noise[c] = math.sqrt(float(((values[there, c] - mean[at[there]]) ** 2).sum()) / spare)
+        made[:, c] = mean
+        if how == "median":
+            for i in np.flatnonzero(counts[:, c] > 2):
+                made[i, c] = np.median(values[there & (at == i), c])
+    return Measured(list(order), made, counts, noise)

@@ -1,0 +1,251 @@
+"""One batch: from a fitted model to designs in wells, each with its figures and its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stochflow.design import batch as batches
+from stochflow.design.acquisition import Thompson, acquisition, log_target
+from stochflow.design.data import Measured
+from stochflow.design.features import nearest
+from stochflow.design.generate import Candidates, Effort, candidates
+from stochflow.design.model import Model
+from stochflow.design.objectives import Scale, chance_met, combined, preferences, utility
+from stochflow.design.settings import Ask, Settings
+from stochflow.design.space import Believed, Space
+from stochflow.errors import UserError, did_you_mean
+
+PLANS = 8  # draws or preferences that a batch is divided over
+CONTROLS = ("wild-type", "best")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a batch is chosen from and kept away from."""
+
+    measured: Measured
+    pending: list[str]  # ordered, and not measured yet
+    failed: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A part of the batch: under which preference and which drawn function."""
+
+    preference: np.ndarray
+    draw: int
+    count: int
+
+
+def propose(
+    settings: Settings, space: Space, known: Known, model: Model, ask: Ask, seed: int
+) -> tuple[list[Row], dict[str, Any]]:
+    """Rows of the batch, in the order of the wells, and what was done, as JSON."""
+    believed = Believed(model, space, settings, seed)
+    scale = Scale.of(settings.columns, known.measured.values)
+    order = _by_utility(settings, scale, known.measured)
+    fixed = _controls(settings, space, known.measured, order, ask)
+    wanted = ask.batch - len(fixed)
+    excluded = {*known.measured.sequences, *known.pending, *known.failed, settings.wild_type}
+    start = [known.measured.sequences[i] for i in order[:256]]
+    taken: list[str] = []
+    made: list[tuple[str, Plan, str, float]] = []
+    notes: list[str] = []
+    distances: list[int] = []
+    for plan in _plans(settings, ask, wanted, seed):
+        score = _scorer(settings, scale, believed, plan, ask, known.measured)
+        part = _offer(space, score, start, plan.count, ask, seed + 7919 * len(notes))
+        chosen = batches.spread(part.texts, part.value, plan.count, ask.min_distance, excluded | set(taken), taken)
+        notes += [*part.notes, *([chosen.sentence(len(part.texts))] if chosen.short else [])]
+        distances.append(chosen.distance)
+        for i in chosen.chosen:
+            made.append((part.texts[i], plan, part.source[i], float(part.value[i])))
+            taken.append(part.texts[i])
+    if not made:
+        raise UserError(
+            f"no new design was found: {notes[-1] if notes else 'there are no candidates'}; lower --min-distance, loosen the rules or allow more lengths"
+        )
+    rows = _described(settings, space, known, model, believed, made, ask)
+    rows = [*fixed_rows(fixed, believed, settings), *rows]
+    for row, well in zip(rows, batches.wells(len(rows)), strict=True):
+        row["well"] = well
+    done = {
+        "designs": len(made),
+        "asked": ask.batch,
+        "controls": len(fixed),
+        "min_distance": min(distances),
+        "orders_exact": believed.exact,
+        "space": space.summary,
+        "notes": list(dict.fromkeys(notes)),
+    }
+    return rows, done
+
+
+def _offer(space: Space, score: Any, start: Sequence[str], count: int, ask: Ask, seed: int) -> Candidates:
+    effort = Effort(steps=ask.steps, sampler=ask.sampler)
+    return candidates(space.env, space.accepts, score, start, count, effort, seed)
+
+
+def _plans(settings: Settings, ask: Ask, wanted: int, seed: int) -> list[Plan]:
+    """Thompson sampling divides the batch over drawn functions, several columns over preferences; else it is one part."""
+    parts = min(PLANS, wanted) if ask.acquisition == "thompson" or len(settings.columns) > 1 else 1
+    wishes = preferences(settings.columns, parts, seed)
+    sizes = [wanted // parts + (i < wanted % parts) for i in range(parts)]
+    return [Plan(w, i, n) for i, (w, n) in enumerate(zip(wishes, sizes, strict=True))]
+
+
+def _by_utility(settings: Settings, scale: Scale, measured: Measured) -> np.ndarray:
+    """Positions of the measured sequences, best first under the columns' own weights; rows with a gap come last."""
+    z = scale.values(settings.columns, measured.values)
+    w = preferences(settings.columns, 1, 0)[0]
+    u = z[:, 0] if len(settings.columns) == 1 else utility(z.T, w)
+    return np.argsort(-np.where(np.isnan(u), -np.inf, u), kind="stable")
+
+
+def _scorer(settings: Settings, scale: Scale, believed: Believed, plan: Plan, ask: Ask, measured: Measured) -> Any:
+    """Texts to the acquisition on the scale that candidates are drawn by."""
+    kind = acquisition(ask.acquisition, ask.kappa)
+    kind = replace(kind, draw=plan.draw) if isinstance(kind, Thompson) else kind
+    z = scale.values(settings.columns, measured.values)
+    whole = z[~np.isnan(z).any(1)]
+    seen = whole[:, 0] if len(settings.columns) == 1 else utility(whole.T, plan.preference)
+    best = float(seen.max()) if len(seen) else 0.0
+    limits = any(c.threshold is not None for c in settings.columns)
+
+    def score(texts: Sequence[str]) -> np.ndarray:
+        found = believed.predict(texts)
+        value = log_target(kind(combined(settings.columns, scale, found, plan.preference), best), kind)
+        if limits:
+            widths = [
+                part.best.calibration.width(p.sd / max(part.best.calibration.stretch, 1e-12))
+                for part, p in zip(believed.model.parts, found, strict=True)
+            ]
+            value = value + np.log(np.maximum(chance_met(settings.columns, found, widths), 1e-6))
+        return value
+
+    return score
+
+
+# controls -------------------------------------------------------------------------------------------------------
+
+
+def _controls(
+    settings: Settings, space: Space, measured: Measured, order: np.ndarray, ask: Ask
+) -> list[tuple[str, str]]:
+    """(sequence, role) of the wells that hold known sequences."""
+    found: list[tuple[str, str]] = []
+    for name in ask.controls:
+        if name not in CONTROLS:
+            raise UserError(
+                f"there is no control {name!r}{did_you_mean(name, CONTROLS)}: take wild-type, best or both (wild-type,best)"
+            )
+        if name == "wild-type" and not settings.wild_type:
+            raise UserError(
+                "this campaign has no wild type to use as a control: make it with --wild-type, or take --controls best"
+            )
+        found.append((settings.wild_type if name == "wild-type" else measured.sequences[order[0]], f"control: {name}"))
+    again = [measured.sequences[i] for i in order[: ask.replicate]]
+    return found + [(t, "repeat") for t in again]
+
+
+def fixed_rows(fixed: Sequence[tuple[str, str]], believed: Believed, settings: Settings) -> list[Row]:
+    """Wells with known sequences: no acquisition, but a prediction to compare the measurement with."""
+    if not fixed:
+        return []
+    texts = [t for t, _ in fixed]
+    rows = [{"sequence": t, "role": role} for t, role in fixed]
+    _add_predictions(rows, texts, believed, settings)
+    for row in rows:
+        row["reason"] = f"{row['role']}: measured before, so rounds can be compared"
+    return rows
+
+
+# what is said of a design ---------------------------------------------------------------------------------------
+
+
+def _add_predictions(rows: list[Row], texts: Sequence[str], believed: Believed, settings: Settings) -> None:
+    """Predicted mean of every column, with the interval at each level that there are groups enough for."""
+    single = len(settings.columns) == 1
+    for column, part, p in zip(settings.columns, believed.model.parts, believed.predict(texts), strict=True):
+        suffix = "" if single else f"_{column.name}"
+        calibration = part.best.calibration
+        own = p.sd / max(calibration.stretch, 1e-12)  # `width` stretches it
+        ends = {level: calibration.interval(p.mean, own, level) for level in calibration.quantiles}
+        for i, row in enumerate(rows):
+            row[f"predicted{suffix}"] = float(p.mean[i])
+            row[f"sd{suffix}"] = float(p.sd[i])
+            for level, found in ends.items():
+                if found is not None:
+                    row[f"low{round(100 * level)}{suffix}"] = float(found[0][i])
+                    row[f"high{round(100 * level)}{suffix}"] = float(found[1][i])
+
+
+def _described(
+    settings: Settings,
+    space: Space,
+    known: Known,
+    model: Model,
+    believed: Believed,
+    made: Sequence[tuple[str, Plan, str, float]],
+    ask: Ask,
+) -> list[Row]:
+    texts = [m[0] for m in made]
+    rows: list[Row] = [{"sequence": t, "role": "design"} for t in texts]
+    _add_predictions(rows, texts, believed, settings)
+    at, far = nearest(texts, known.measured.sequences)
+    reach = [max((b["to"] for b in f["by_distance"]), default=0) for f in model.figures()] if model.parts else [0]
+    value = np.array([m[3] for m in made])
+    groups = batches.clusters(texts, value)
+    chances = believed.synthesis.chance_exact(texts).tolist() if believed.synthesis is not None else None
+    nucleic = set(settings.alphabet) <= set("ACGTU")
+    for i, (row, (text, plan, source, worth)) in enumerate(zip(rows, made, strict=True)):
+        row["acquisition"] = worth
+        row["source"] = source
+        row["cluster"] = int(groups[i])
+        row["nearest_measured"] = known.measured.sequences[at[i]]
+        row["distance"] = int(far[i])
+        row["extrapolates"] = bool(far[i] > min(reach))
+        if nucleic:
+            row["gc"] = round(sum(c in "GC" for c in text) / max(len(text), 1), 4)
+        if settings.wild_type:
+            row["edits"] = edits(settings.wild_type, text)
+        if chances is not None:
+            row["chance_exact"] = round(float(chances[i]), 6)
+        if len(settings.columns) > 1:
+            row["preference"] = " ".join(f"{w:.3f}" for w in plan.preference)
+        row["reason"] = _reason(row, settings, ask)
+    return rows
+
+
+def _reason(row: Row, settings: Settings, ask: Ask) -> str:
+    """One sentence that a person at the bench can read."""
+    single = len(settings.columns) == 1
+    first = settings.columns[0].name
+    said = [f"predicted {first} {row['predicted' if single else f'predicted_{first}']:.3g}"]
+    if single and "low80" in row:
+        said.append(f"80 % interval {row['low80']:.3g} to {row['high80']:.3g}")
+    far = row["distance"]
+    said.append(f"{far} letter{'s' if far != 1 else ''} from the nearest measured sequence")
+    if row["extrapolates"]:
+        said.append("farther from the data than the model was tested")
+    how = {
+        "ucb": "high upper bound",
+        "ei": "high expected improvement",
+        "thompson": "best under a drawn model",
+        "greedy": "high prediction",
+    }
+    return f"{how[ask.acquisition]}: " + ", ".join(said)
+
+
+def edits(wild_type: str, text: str) -> str:
+    """Differences to a wild type of the same length as A12G, 1-based; for other lengths the number of edits."""
+    if len(wild_type) != len(text):
+        from stochflow.design.features import distances
+
+        return f"{int(distances([wild_type], [text])[0, 0])} edits"
+    return " ".join(f"{a}{i}{b}" for i, (a, b) in enumerate(zip(wild_type, text, strict=True), 1) if a != b)

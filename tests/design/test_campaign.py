@@ -1,0 +1,226 @@
+"""Campaigns in their folders: from a CSV to a plate and back, by the command line and in Python."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stochflow.cli.commands import main
+from stochflow.design.campaign import About, Campaign
+from stochflow.design.settings import Ask
+from stochflow.design.store import read_csv
+from stochflow.errors import UserError
+
+QUICK = Ask(model="ridge")
+rng = np.random.default_rng(0)
+TEXTS = list(dict.fromkeys("".join(rng.choice(list("ACGT"), 6)) for _ in range(60)))
+
+
+def score(text):
+    """Linear with one pair that helps: 0.75 at most."""
+    return (text.count("G") + 2 * ("CA" in text)) / 8
+
+
+@pytest.fixture
+def lab(tmp_path):
+    file = tmp_path / "lab.csv"
+    lines = [f"v{i},{t},{score(t) + 0.01 * (i % 3)}" for i, t in enumerate(TEXTS)]
+    file.write_text("\n".join(["id,sequence,activity", *lines]) + "\n")
+    return file
+
+
+def measured(folder, rows, name="measured.csv"):
+    file = folder / name
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, ["id", "activity"])
+        writer.writeheader()
+        writer.writerows({"id": r["id"], "activity": r.get("activity", score(r["sequence"]))} for r in rows)
+    return file
+
+
+def test_from_a_csv_to_a_plate_and_back_by_the_command_line(lab, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["design", "new", "plates", "--data", "lab.csv", "--value", "activity", "--maximise"]) == 0
+    assert (
+        main(
+            [
+                "design",
+                "propose",
+                "plates",
+                "--batch",
+                "24",
+                "--model",
+                "ridge",
+                "--controls",
+                "best",
+                "--replicate",
+                "2",
+            ]
+        )
+        == 0
+    )
+    rows = read_csv(Path("plates/rounds/001/proposal.csv"))
+    assert [r["well"] for r in rows[:2]] + [rows[-1]["well"]] == ["A1", "A2", "B12"]
+    assert [r["role"] for r in rows[:4]] == ["control: best", "repeat", "repeat", "design"]
+    designs = [r["sequence"] for r in rows if r["role"] == "design"]
+    assert len(set(designs)) == 21
+    assert not set(designs) & set(TEXTS)
+    assert all("predicted activity" in r["reason"] for r in rows if r["role"] == "design")
+    assert Path("plates/rounds/001/proposal.fasta").read_text().count(">") == 24
+    measured(tmp_path, rows[:20])
+    assert main(["design", "record", "plates", "measured.csv"]) == 0
+    said = capsys.readouterr().out
+    assert "20 values recorded" in said
+    assert "4 proposed designs are still without a value" in said
+    assert "lay in their 80 % interval" in said
+    assert main(["design", "propose", "plates", "--batch", "8", "--model", "ridge", "--out", "next.csv"]) == 0
+    assert "4 designs of earlier rounds have no value yet" in capsys.readouterr().out
+    assert Path("next.fasta").exists()
+    second = [r["sequence"] for r in read_csv(Path("next.csv"))]
+    assert not set(second) & (set(TEXTS) | set(designs))
+    assert main(["design", "status", "plates", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert [e["proposed"] for e in status["rounds"]] == [0, 24, 8]
+    assert len(status["pending"]) == 12
+
+
+def test_minimising_finds_the_other_end(lab, tmp_path):
+    low = Campaign.new(tmp_path / "low", lab, About(minimise=True)).ask(10, QUICK)
+    high = Campaign.new(tmp_path / "high", lab).ask(10, QUICK)
+    assert np.mean([score(r["sequence"]) for r in low]) < np.mean([score(r["sequence"]) for r in high]) - 0.3
+
+
+def test_a_loop_in_python_improves(lab, tmp_path):
+    campaign = Campaign.new(tmp_path / "plates", lab)
+    begun = campaign.best()["activity"]["value"]
+    for _ in range(3):
+        rows = campaign.ask(12, QUICK)
+        campaign.tell([{"id": r["id"], "activity": score(r["sequence"])} for r in rows])
+    again = Campaign.open(tmp_path / "plates")
+    assert again.best()["activity"]["value"] >= max(begun, 0.74)
+    assert [e["measured"] for e in again.history()] == [len(TEXTS), 12, 12, 12]
+    assert again.pending() == []
+
+
+def test_a_round_keeps_what_it_was_made_from_and_repeats_itself(lab, tmp_path):
+    a, b = Campaign.new(tmp_path / "a", lab), Campaign.new(tmp_path / "b", lab)
+    assert a.ask(12, QUICK) == b.ask(12, QUICK)
+    inputs = json.loads((tmp_path / "a/rounds/001/inputs.json").read_text())
+    assert inputs["measured_files"] == ["0000.csv"]
+    assert inputs["ask"]["model"] == "ridge"
+    assert json.loads((tmp_path / "a/rounds/001/model.json").read_text())[0]["chosen"] == "ridge"
+    assert a.ask(12, QUICK) != b.store.proposal(b.store.rounds()[0])  # the next round is another
+
+
+def test_what_comes_back_odd_is_said_in_words(lab, tmp_path):
+    campaign = Campaign.new(tmp_path / "plates", lab)
+    rows = campaign.ask(8, QUICK)
+    told = campaign.tell(
+        [
+            {"id": rows[0]["id"], "sequence": rows[0]["sequence"], "activity": 0.5},
+            {"id": rows[0]["id"], "sequence": rows[0]["sequence"], "activity": 0.7},
+            {"id": rows[1]["id"], "sequence": "", "activity": "failed"},
+            {"id": "", "sequence": "AAAAAA", "activity": 0.75},
+        ]
+    )
+    assert (told.values, told.failed, told.extra, told.repeats, told.open) == (3, 1, 1, 1, 6)
+    assert campaign.failed() == [rows[1]["sequence"]]
+    found = campaign.measured()
+    assert found.values[found.sequences.index(rows[0]["sequence"]), 0] == pytest.approx(0.6)
+    for bad, said in [
+        ([{"id": "r01-999", "activity": 1}], "which no round proposed"),
+        ([{"id": rows[2]["id"], "sequence": "AAAAAA", "activity": 1}], "it was ordered as"),
+        ([{"id": rows[2]["id"], "activity": "0.5 nM"}], "plain number"),
+        ([{"id": rows[2]["id"], "other": 1}], "no column"),
+        ([{"name": "x", "activity": 1}], "neither an id nor a sequence"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            campaign.tell(bad)
+    assert len(campaign.store.recordings()) == 2  # nothing of the bad ones was kept
+    file = measured(tmp_path, rows[2:4])
+    campaign.tell(file)
+    with pytest.raises(UserError, match="recorded before"):
+        campaign.tell(file)
+
+
+def test_values_of_what_was_made_count_for_what_was_made(lab, tmp_path):
+    campaign = Campaign.new(tmp_path / "plates", lab)
+    rows = campaign.ask(4, QUICK)
+    campaign.tell([{"id": rows[0]["id"], "made": "GGGGGG", "activity": 0.75}])
+    assert "GGGGGG" in campaign.measured().sequences
+    assert rows[0]["sequence"] not in campaign.measured().sequences
+    assert rows[0]["sequence"] not in campaign.pending()
+
+
+def test_the_folder_is_refused_where_it_is_not_one(lab, tmp_path):
+    Campaign.new(tmp_path / "plates", lab)
+    with pytest.raises(UserError, match="already holds a campaign"):
+        Campaign.new(tmp_path / "plates", lab)
+    with pytest.raises(UserError, match="holds other files"):
+        Campaign.new(tmp_path, lab)
+    with pytest.raises(UserError, match="design new"):
+        Campaign.open(tmp_path / "elsewhere")
+    file = tmp_path / "plates" / "campaign.json"
+    kept = json.loads(file.read_text())
+    for change, said in [({"format": 99}, "upgrade"), ({"evil": 1}, "not known"), ({"columns": 3}, "cannot be read")]:
+        file.write_text(json.dumps(kept | change))
+        with pytest.raises(UserError, match=said):
+            Campaign.open(tmp_path / "plates")
+
+
+def test_two_writers_do_not_meet(lab, tmp_path):
+    from stochflow.design.store import locked
+
+    campaign = Campaign.new(tmp_path / "plates", lab)
+    with locked(campaign.path), pytest.raises(UserError, match="another process"):
+        campaign.ask(4, QUICK)
+
+
+KILLED = """
+import sys
+from stochflow.design.campaign import Campaign
+from stochflow.design.settings import Ask
+campaign = Campaign.open(sys.argv[1])
+print("begun", flush=True)
+while True:
+    rows = campaign.ask(4, Ask(model="ridge", min_distance=1))
+    campaign.tell([{"id": r["id"], "activity": float(len(r["id"]))} for r in rows])
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on(lab, tmp_path):
+    campaign = Campaign.new(tmp_path / "plates", lab)
+    delays = np.random.default_rng(1).uniform(0.0, 0.6, 5)
+    for delay in delays:
+        running = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(campaign.path)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert running.stdout is not None
+        running.stdout.readline()
+        time.sleep(delay)
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        again = Campaign.open(campaign.path)
+        rounds, recordings = len(again.store.rounds()), len(again.store.recordings())
+        assert rounds in (recordings - 1, recordings)
+        for folder in again.store.rounds():
+            assert len(again.store.proposal(folder)) == 4
+        open_ = again.pending()
+        assert len(open_) == 4 * (rounds - recordings + 1)
+    again.tell(
+        [{"sequence": s, "activity": 0.1} for s in again.pending()] or [{"sequence": "GGGGGG", "activity": 0.75}]
+    )
+    again.ask(4, QUICK)
+    assert again.pending()
