@@ -1,0 +1,187 @@
+"""Strings under rules: the legal moves are those that can still be completed, so there is no dead end."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stochflow.errors import UserError
+from stochflow.ops import PerDevice
+from stochflow.worlds.strings import Strings
+
+if TYPE_CHECKING:
+    from stochflow.worlds.rules.compiled import Compiled
+
+LISTED = 1 << 22  # beginnings of strings up to which they are listed and numbered in order
+WRAP = 1 << 64
+
+
+class RuledStrings(Strings):
+    """`Strings` whose mask is that of an automaton; everything else is theirs.
+
+    A state is its tokens; the automaton reads them from the left whenever it is asked, so nothing has to be kept
+    beside them. States are the beginnings of strings that meet the rules, by length and then alphabet.
+    """
+
+    index_stays = False
+
+    def __init__(self, compiled: Compiled, length: int, min_length: int | None):
+        super().__init__(compiled.alphabet, length, min_length)
+        self.compiled = compiled
+        p = compiled.product
+        self.horizon = len(p.begins) - 2 - int((np.diff(p.begins)[::-1] > 0).argmax())  # the longest string there is
+        if self.horizon == 0:
+            raise UserError("only the empty string meets the rules, so there is nothing to decide: loosen them")
+        self._nodes = len(p.ends)  # also the node of what cannot be completed
+        dead = np.full((1, p.after.shape[1]), self._nodes)
+        by_letter = np.concatenate([p.after, dead]).astype(np.int64)[:, p.letter_class]  # [N+1, K]
+        stay = np.arange(self._nodes + 1)[:, None]
+        table = torch.from_numpy(np.concatenate([by_letter, stay], 1).astype(np.int32))  # padding stays where it is
+        ends = torch.from_numpy(np.append(p.ends, False))
+        logs = torch.from_numpy(np.append(p.log_count, -np.inf))
+        self._tables = PerDevice(table.flatten(), ends, logs)
+
+    def node(self, state: Tensor) -> Tensor:
+        """The automaton's node after the letters of each state, [...]."""
+        table = self._tables(state.device)[0]
+        node = torch.zeros_like(state[..., 0])
+        for place in range(self._read(state)):
+            node = table[node * (self.tokens + 1) + state[..., place]].long()
+        return node
+
+    def _read(self, state: Tensor) -> int:
+        """Columns that may hold a letter; on a GPU all of them, because to look would wait for it."""
+        if state.device.type != "cpu" or torch.compiler.is_compiling() or not state.numel():
+            return self.length
+        return int(self.lengths(state).max())
+
+    def _after(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The node of each state [...], and the node after each letter [..., K]."""
+        table = self._tables(state.device)[0].view(-1, self.tokens + 1)
+        node = self.node(state)
+        after = table[node][..., : self.tokens].long()
+        full = state[..., -1:] != self.pad
+        return node, torch.where(full, self._nodes, after)
+
+    def moves(self, state: Tensor) -> Tensor:
+        node, after = self._after(state)
+        letters = after < self._nodes
+        if self.min_length is None:
+            return letters
+        return torch.cat([letters, self._tables(state.device)[1][node].unsqueeze(-1)], -1)
+
+    def log_counts(self, state: Tensor) -> Tensor:
+        """The log number of strings behind each move [..., M] float64, -inf where there is none."""
+        logs, ends = self._tables(state.device)[2], self._tables(state.device)[1]
+        node, after = self._after(state)
+        letters = logs[after]
+        if self.min_length is None:
+            return letters
+        stop = torch.where(ends[node], 0.0, -torch.inf).to(letters)
+        return torch.cat([letters, stop.unsqueeze(-1)], -1)
+
+    def parents(self, state: Tensor) -> Tensor:
+        return super().parents(state) & (self.node(state) < self._nodes).unsqueeze(-1)
+
+    # enumeration ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _below(self) -> np.ndarray:
+        """[N+1] the number of beginnings from each node on, itself included, as Python integers."""
+        p = self.compiled.product
+        share = np.bincount(p.letter_class)
+        found = np.zeros(self._nodes + 1, dtype=object)
+        for t in range(len(p.begins) - 2, -1, -1):
+            here = slice(int(p.begins[t]), int(p.begins[t + 1]))
+            for c, letters in enumerate(share):
+                found[here] += found[p.after[here, c]] * int(letters)
+            found[here] += 1
+        return found
+
+    @cached_property
+    def _layers(self) -> list[int]:
+        """The number of beginnings of each length."""
+        p = self.compiled.product
+        share = np.bincount(p.letter_class)
+        ways = np.zeros(self._nodes + 1, dtype=object)
+        ways[0] = 1
+        for t in range(len(p.begins) - 2):
+            here = slice(int(p.begins[t]), int(p.begins[t + 1]))
+            for c, letters in enumerate(share):
+                np.add.at(ways, p.after[here, c], ways[here] * int(letters))
+        ways[self._nodes] = 0
+        return [int(sum(ways[int(a) : int(b)])) for a, b in zip(p.begins, p.begins[1:], strict=False)]
+
+    def count(self) -> int:
+        return int(self._below[0])
+
+    def early_count(self, steps):
+        return sum(self._layers[:steps])
+
+    def early_states(self, steps):
+        return self.all_states()[: self.early_count(steps)]
+
+    @cached_property
+    def _listed(self) -> tuple[Tensor, Tensor]:
+        """All beginnings [n, D], and the place of each by its depth-first number [n]."""
+        if self.count() > LISTED:
+            raise UserError(
+                f"{self.count():,} beginnings of strings meet the rules, too many to list: at most {LISTED:,}"
+            )
+        table = self._tables(torch.device("cpu"))[0].view(-1, self.tokens + 1).long()
+        state, node = self.initial((1,)), torch.zeros(1, dtype=torch.long)
+        layers = [state]
+        for t in range(self.horizon):
+            after = table[node][:, : self.tokens]
+            here, letter = (after < self._nodes).nonzero(as_tuple=True)
+            state, node = state[here].clone(), after[here, letter]
+            state[:, t] = letter
+            layers.append(state)
+        listed = torch.cat(layers)
+        place = torch.empty(len(listed), dtype=torch.long)
+        place[self._depth_first(listed)] = torch.arange(len(listed))
+        return listed, place
+
+    @cached_property
+    def _skips(self) -> PerDevice:
+        """[(N+1) * (K+1)] how far each letter leads in the depth-first order: 1 and all beginnings behind earlier letters."""
+        p = self.compiled.product
+        after = np.concatenate([p.after, np.full((1, p.after.shape[1]), self._nodes)])[:, p.letter_class]
+        behind = self._below[after]  # [N+1, K]
+        skip = np.zeros((self._nodes + 1, self.tokens + 1), dtype=object)
+        skip[:, 0 : self.tokens] = 1 + np.cumsum(behind, 1) - behind
+        if self.count() >= WRAP // 2:  # a number that no list holds: it only has to be some number
+            skip = (skip + WRAP // 2) % WRAP - WRAP // 2
+        return PerDevice(torch.from_numpy(skip.astype(np.int64).reshape(-1)))
+
+    def _depth_first(self, state: Tensor) -> Tensor:
+        """The number of each state where a beginning comes before all that go on from it, [...]."""
+        table, (skip,) = self._tables(state.device)[0], self._skips(state.device)
+        node, number = torch.zeros_like(state[..., 0]), torch.zeros_like(state[..., 0])
+        for place in range(self._read(state)):
+            at = node * (self.tokens + 1) + state[..., place]
+            number, node = number + skip[at], table[at].long()
+        return number
+
+    def all_states(self, row=None) -> Tensor:
+        return self._listed[0]
+
+    def index(self, state: Tensor) -> Tensor:
+        """The place of each state in `all_states`, [...]; where they are too many to list, a number of its own."""
+        number = self._depth_first(state)
+        if self.count() > LISTED:
+            return number
+        return self._kept(state.device)[0][number.clamp(0, self.count() - 1)]
+
+    @cached_property
+    def _kept(self) -> PerDevice:
+        return PerDevice(self._listed[1])
+
+    def __repr__(self) -> str:
+        return (
+            f"RuledStrings({self.alphabet!r}, {self.length}, min_length={self.min_length}, {self.compiled.summary()})"
+        )
