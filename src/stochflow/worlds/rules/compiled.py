@@ -14,9 +14,9 @@ from stochflow.errors import UserError
 from stochflow.worlds.rules.automaton import MOST_STATES, TooMany, build
 from stochflow.worlds.rules.language import Rule
 from stochflow.worlds.rules.product import Product, multiply
-from stochflow.worlds.rules.ruleset import Rules
 
 if TYPE_CHECKING:
+    from stochflow.worlds.rules.ruleset import Rules
     from stochflow.worlds.strings import Strings
 
 TRIES = 1000  # draws for each string that is wanted, where a rule can only be checked after drawing
