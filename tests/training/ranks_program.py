@@ -59,7 +59,7 @@ def both(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    group = distributed.join(torch.device("cpu"))
+    group = distributed.join()
     assert group is not None
     for name, (objective, dynamics) in CASES.items():
         trainer = make(objective, dynamics, slice(group.rank * BATCH, (group.rank + 1) * BATCH))

@@ -315,13 +315,15 @@ def _train(words: list[str]) -> int:
     asked = _parse("train", name, flags, extra, base, defaults)
     config = _as_config(name, asked.task, asked.train)
     from stochflow.runs import experiment
+    from stochflow.training.distributed import follows
 
-    show = Progress(asked.quiet)
+    show = Progress(asked.quiet or follows())
     with show:
         done = experiment.train(
             config, out=asked.out or None, on_start=show.start, on_progress=show.update, track=asked.track
         )
-    closing(done.summary, done.files, asked.quiet, done.path)
+    if not follows():
+        closing(done.summary, done.files, asked.quiet, done.path)
     return 0
 
 
@@ -346,13 +348,15 @@ def _saved_config(words: list[str]) -> Config | None:
 def _resume(words: list[str]) -> int:
     asked = tyro.cli(Resume, args=words, prog="stochflow resume")
     from stochflow.runs import experiment
+    from stochflow.training.distributed import follows
 
-    show = Progress(asked.quiet)
+    show = Progress(asked.quiet or follows())
     with show:
         done = experiment.resume(
             asked.run, asked.steps or None, on_start=show.start, on_progress=show.update, track=asked.track
         )
-    closing(done.summary, done.files, asked.quiet, done.path)
+    if not follows():
+        closing(done.summary, done.files, asked.quiet, done.path)
     return 0
 
 

@@ -116,6 +116,8 @@ class Train:
     """compile the loss and, where no kernel walks, a rollout's step (torch.compile; needs a C compiler, about half a minute at the start, and resumes alike but not bit for bit)"""
     threads: int = 1
     """CPU threads; 0 leaves torch's own choice. Several seeds share them"""
+    ranks: Literal["together", "apart"] = "together"
+    """several processes started by torchrun: together average their gradients, each with a --batch of its own; apart share out the seeds, a folder for each"""
     engine: Literal["auto", "eager", "numba", "cuda"] = "auto"
     """how an iteration is computed: auto takes the fastest engine that covers it; `stochflow doctor TASK` says which and why"""
 

@@ -25,13 +25,14 @@ from stochflow.law import picture
 from stochflow.law.exact import expected_modes
 from stochflow.law.measure import SAMPLES, Yardstick, forked, not_better
 from stochflow.law.verdict import verdict
-from stochflow.runs import export
+from stochflow.runs import export, ranks
 from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasting, make_task, pick_device
 from stochflow.runs.config import Config, Train, UserTask, configure
 from stochflow.runs.folder import Checkpoint, Run, environment
 from stochflow.runs.tracking import open_tracker
 from stochflow.runs.values import MakeSource, Values, taken_out
 from stochflow.scores.oracles import Cached, TextOracle
+from stochflow.training import distributed
 from stochflow.training.sources import Source
 from stochflow.training.trainer import Trainer
 from stochflow.types import Task
@@ -138,11 +139,53 @@ def train(
         made = lasting(made, config.train, once)
     else:
         made = lasting(made, config.train)
-    experiment = Experiment(config, made, values=values)
-    with Run.create(out or default_folder(config), config) as run, _tracked(track, run, on_progress) as progress:
-        _write_environment(run, experiment)
-        with _answers_kept(made, run):
-            return _Session(experiment, run, progress, on_start).go(config.train.steps)
+    config, out = ranks.apart(config, out)
+    with _ranks(config.train.ranks == "apart") as group:
+        experiment = Experiment(config, made, values=values)
+        if group is not None:
+            ranks.begin(experiment.trainer, group, config.train.seed)
+            if group.rank > 0:
+                return _follow(experiment, group)
+        with Run.create(out or default_folder(config), config) as run, _tracked(track, run, on_progress) as progress:
+            _write_environment(run, experiment)
+            with _answers_kept(made, run):
+                return _Session(experiment, run, progress, on_start).go(config.train.steps)
+
+
+@contextlib.contextmanager
+def _ranks(apart: bool) -> Iterator[distributed.Group | None]:
+    """The processes that learn together; None where this one is alone, or on its own."""
+    if apart:
+        yield None
+        return
+    yield distributed.join()
+    distributed.leave()  # where an error passes, the others are not waited for
+
+
+def _follow(experiment: Experiment, group: distributed.Group, resumed: Checkpoint | None = None) -> Result:
+    """What a rank other than the first does: learn, write its own oracle's answers alone, and hear how it ended."""
+    path, total = group.from_first()
+    oracle = experiment.task.oracle
+    if isinstance(oracle, Cached) and Path(path).is_dir():  # else the folder is on another machine
+        oracle.keep_in(Path(path) / f"oracle.rank{group.rank}.jsonl")
+        oracle.recall(Path(path) / ANSWERS)
+    if resumed is not None:
+        _load(experiment, resumed._replace(tensors=distributed.of_rank(resumed.tensors, group.rank)), path)
+    owing = resumed is not None and bool(resumed.scalars.get("owing"))
+    may_fail = _may_fail(experiment)
+    summary = ranks.follow(experiment.trainer, group, total, _every(experiment), may_fail, owing)
+    return Result(Path(path), summary, [], experiment)
+
+
+def _may_fail(experiment: Experiment) -> bool:
+    """Whether the oracle is Python's, and so can raise in the middle of an iteration."""
+    return not getattr(experiment.task.oracle, "on_device", False)
+
+
+def _every(experiment: Experiment) -> int:
+    """Iterations between two moments at which something may be due."""
+    t = experiment.config.train
+    return 1 if _may_fail(experiment) else math.gcd(t.log_every, t.eval_every, t.save_every)
 
 
 def resume(
@@ -158,43 +201,68 @@ def resume(
 
     `objects`: the same `objective`, `net`, `dynamics` and `source` that the run was trained with, where they were values.
     """
-    with Run.open(path, write=True) as run:
-        values = _values(objects, run.config, path)
-        total = run.config.train.steps if steps is None else steps
-        config = dataclasses.replace(run.config, train=dataclasses.replace(run.config.train, steps=total))
-        found = run.load()
-        if found is not None and total < found.step:
-            raise UserError(
-                f"{path} has already done {found.step} steps, but --steps {total} is the total asked for: give a larger one"
-            )
-        threads = (run.read("environment.json") or {}).get("threads")
-        if threads and config.train.threads == 0:
-            torch.set_num_threads(threads)  # sums are bitwise repeatable only with the same number of threads
-        made = lasting(make_task(config.task) if task is None else task, config.train)
-        with _answers_kept(made, run), _tracked(track, run, on_progress) as progress:
-            experiment = Experiment(config, made, values=values)
-            _same_yardstick(run, experiment)
-            session = _Session(experiment, run, progress, on_start)
+    apart = ranks.own_folder(path) != Path(path)
+    path = ranks.own_folder(path)
+    with _ranks(apart) as group:
+        if group is not None and group.rank > 0:
+            config, found, threads = group.from_first()
+            _same_threads(config, threads)
+            made = lasting(make_task(config.task) if task is None else task, config.train)
+            experiment = Experiment(config, made, values=_values(objects, config, path))
+            ranks.begin(experiment.trainer, group, config.train.seed)
+            return _follow(experiment, group, found)
+        with Run.open(path, write=True) as run:
+            values = _values(objects, run.config, path)
+            total = run.config.train.steps if steps is None else steps
+            config = dataclasses.replace(run.config, train=dataclasses.replace(run.config.train, steps=total))
+            found = run.load()
+            if found is not None and total < found.step:
+                raise UserError(
+                    f"{path} has already done {found.step} steps, but --steps {total} is the total asked for: give a larger one"
+                )
             if found is not None:
-                _load(experiment, found, path)
-                best = (
-                    run.load_best()
-                )  # a final look keeps its best after its checkpoint, whose header does not know of it
-                latest = best if best is not None and best.step <= found.step else found
-                session.best = latest.scalars.get("best_so_far")
-                session.owing = bool(found.scalars.get("owing"))
-            else:
-                log.warning(f"there is no checkpoint in {path}, so that it begins at its first step")
-            done = experiment.trainer.steps_done
-            # the line of the last step, as one that is owed, comes after its checkpoint: it is written again
-            run.truncate_metrics(done - 1 if done == total or session.owing else done)
-            # time counts from the first stretch
-            session.begun -= max((row.get("time", 0.0) for row in run.metrics()), default=0.0)
-            if run.read("environment.json") is None:  # killed between its first two files
-                _write_environment(run, experiment)
-            run.config = config
-            run.write("config.json", config.to_dict())
-            return session.go(total)
+                ranks.check_ranks(found.tensors, group, path)
+            threads = (run.read("environment.json") or {}).get("threads")
+            _same_threads(config, threads)
+            if group is not None:
+                group.from_first((config, found, threads))
+            made = lasting(make_task(config.task) if task is None else task, config.train)
+            with _answers_kept(made, run), _tracked(track, run, on_progress) as progress:
+                experiment = Experiment(config, made, values=values)
+                if group is not None:
+                    ranks.begin(experiment.trainer, group, config.train.seed)
+                session = _Session(experiment, run, progress, on_start)
+                _take_up(session, found, config, path)
+                return session.go(total)
+
+
+def _same_threads(config: Config, threads: int | None) -> None:
+    """Sums are bitwise repeatable only with the same number of threads."""
+    if threads and config.train.threads == 0:
+        torch.set_num_threads(threads)
+
+
+def _take_up(session: _Session, found: Checkpoint | None, config: Config, path: str | Path) -> None:
+    """Put a session where its run's last checkpoint left off."""
+    experiment, run = session.experiment, session.run
+    _same_yardstick(run, experiment)
+    if found is not None:
+        _load(experiment, found, path)
+        best = run.load_best()  # a final look keeps its best after its checkpoint, whose header does not know of it
+        latest = best if best is not None and best.step <= found.step else found
+        session.best = latest.scalars.get("best_so_far")
+        session.owing = bool(found.scalars.get("owing"))
+    else:
+        log.warning(f"there is no checkpoint in {path}, so that it begins at its first step")
+    done = experiment.trainer.steps_done
+    # the line of the last step, as one that is owed, comes after its checkpoint: it is written again
+    run.truncate_metrics(done - 1 if done == config.train.steps or session.owing else done)
+    # time counts from the first stretch
+    session.begun -= max((row.get("time", 0.0) for row in run.metrics()), default=0.0)
+    if run.read("environment.json") is None:  # killed between its first two files
+        _write_environment(run, experiment)
+    run.config = config
+    run.write("config.json", config.to_dict())
 
 
 def open_run(path: str | Path, task: Task | None = None, device: str = "auto", **objects: Any) -> Experiment:
@@ -207,6 +275,7 @@ def open_run(path: str | Path, task: Task | None = None, device: str = "auto", *
     made = lasting(make_task(run.config.task) if task is None else task, run.config.train)
     if isinstance(made.oracle, Cached):
         made.oracle.recall(run.path / ANSWERS)
+        recall_ranks(made.oracle, run.path)
     with forked(0, pick_device(device)):  # looking at a run leaves the caller's random stream alone
         experiment = Experiment(run.config, made, device, values)
         _same_yardstick(run, experiment)
@@ -293,10 +362,17 @@ def _answers_kept(task: Task, run: Run) -> Iterator[None]:
         yield
         return
     task.oracle.keep_in(run.path / ANSWERS)
+    recall_ranks(task.oracle, run.path)
     try:
         yield
     finally:
         task.oracle.file = None
+
+
+def recall_ranks(oracle: Cached, path: Path) -> None:
+    """What the oracles of other ranks answered is known too."""
+    for file in sorted(path.glob("oracle.rank*.jsonl")):
+        oracle.recall(file)
 
 
 def _write_environment(run: Run, experiment: Experiment) -> None:
@@ -324,7 +400,7 @@ class _Session:
 
     def __init__(self, experiment: Experiment, run: Run, on_progress: OnProgress | None, on_start: OnStart | None):
         self.experiment, self.run, self.on_progress, self.on_start = experiment, run, on_progress, on_start
-        self.trainer = experiment.trainer
+        self.trainer, self.lead = experiment.trainer, ranks.Lead(experiment.trainer.group)
         self.best: float | None = None  # lower is better: TV, or minus the ELBO
         self.finishing = False  # training is over and saved; what is left can be done again
         self.owing = False  # an iteration is done, but the line, look or checkpoint that was due after it is not
@@ -334,7 +410,7 @@ class _Session:
 
     def go(self, total: int) -> Result:
         self.total = total
-        t = self.experiment.config.train
+        self.lead.begin(self.run.path, total)
         if self.on_start is not None:
             self.on_start(self.run.path, self.trainer.steps_done, total)
         horizon = self.experiment.task.env.horizon
@@ -349,26 +425,31 @@ class _Session:
                 if self.owing:
                     self._between(self.trainer)
                 self._note_random()
-                self.trainer.train(
-                    total, 1 if self._may_fail else math.gcd(t.log_every, t.eval_every, t.save_every), self._between
-                )
+                self.trainer.train(total, _every(self.experiment), self._between)
                 checkpoint = self._save()  # what was learned is safe, whatever comes now
                 self.finishing = True
                 if self.trainer.stop_requested:
                     raise self._interrupted()
-                return self._finish(checkpoint)
+                done = self._finish(checkpoint)
+                self.lead.end(done.summary)
+                return done
         except Diverged:
+            self.lead.fail()
             raise  # nothing worth keeping has happened since the last checkpoint
+        except Interrupted:
+            self.lead.fail()
+            raise
         except UserError as error:
             where, step = self.run.path, self.trainer.steps_done
             try:
                 self._save_at_failure()
+                self.lead.fail()
             except Exception:  # the error that stopped us is the one to tell
                 raise UserError(
                     f"{error} (stopped at step {step}; the last checkpoint in {where} is from before)"
                 ) from error
             python = self.experiment.config.task.name == IN_PYTHON
-            how = f"experiment.resume({str(where)!r}, task=...)" if python else f"stochflow resume {where}"
+            how = f"experiment.resume({str(where)!r}, task=...)" if python else ranks.command(where, self.trainer.group)
             raise UserError(
                 f"{error}; everything is saved in {where}: mend it and go on from step {step} with `{how}`"
             ) from error
@@ -377,8 +458,11 @@ class _Session:
             with contextlib.suppress(OSError):
                 file.write_text(traceback.format_exc())
                 error.written_to = file  # type: ignore[attr-defined]
-            with contextlib.suppress(Exception):
-                self._save_at_failure()
+            if (
+                self.trainer.group is None
+            ):  # else the other ranks wait for this one's gradient, and cannot hear of a checkpoint
+                with contextlib.suppress(Exception):
+                    self._save_at_failure()
             raise
 
     def _interrupted(self) -> Interrupted:
@@ -387,23 +471,19 @@ class _Session:
             f"interrupted at step {done}" if done < self.total else "interrupted before the final figures were written"
         )
         return Interrupted(
-            f"{where}, everything saved: go on with `stochflow resume {self.run.path} --steps {self.total}`"
+            f"{where}, everything saved: go on with "
+            f"`{ranks.command(self.run.path, self.trainer.group)} --steps {self.total}`"
         )
 
-    @property
-    def _may_fail(self) -> bool:
-        """Whether the oracle is Python's, and so can raise in the middle of an iteration."""
-        return not getattr(self.experiment.task.oracle, "on_device", False)
-
     def _note_random(self) -> None:
-        if self._may_fail:
+        if _may_fail(self.experiment):
             self.random = {"random.cpu": torch.get_rng_state()}
             if self.experiment.device.type == "cuda":
                 self.random["random.cuda"] = torch.cuda.get_rng_state(self.experiment.device)
 
     def _save_at_failure(self) -> None:
         """The last whole iteration: until the oracle has answered, the one in flight has changed nothing but the random state."""
-        state = self.trainer.state_dict()
+        state = self.lead.state(self.trainer)
         if not self.owing:
             state |= self.random
         more = {"owing": True} if self.owing else {}
@@ -426,6 +506,7 @@ class _Session:
             self._save()
         self.owing = False
         self._note_random()
+        self.lead.go_on()
 
     def _stats(self) -> dict[str, Any]:
         stats = self.trainer.stats
@@ -453,11 +534,11 @@ class _Session:
         elbo = record.get("elbo")
         value = record["tv"] if record.get("tv") is not None else (None if elbo is None else -elbo)
         if not not_better(value, self.best):
-            self.run.save(self.trainer.steps_done, self.trainer.state_dict(), best=True, best_so_far=value)
+            self.run.save(self.trainer.steps_done, self.lead.state(self.trainer), best=True, best_so_far=value)
             self.best = value  # after it is written: where that fails, it is still to be done
 
     def _save(self) -> Path:
-        return self.run.save(self.trainer.steps_done, self.trainer.state_dict(), best_so_far=self.best)
+        return self.run.save(self.trainer.steps_done, self.lead.state(self.trainer), best_so_far=self.best)
 
     def _finish(self, checkpoint: Path) -> Result:
         """The figures of the last average, never of the best; then the files a person wants."""
@@ -498,6 +579,8 @@ class _Session:
         def stop(number: int, frame: object) -> None:
             if self.finishing:
                 raise self._interrupted()
+            if self.trainer.stop_requested and self.trainer.group is not None:
+                return  # torchrun and the terminal both tell us
             if self.trainer.stop_requested:
                 kept = self.run.checkpoints()  # each is there whole or not at all
                 whole = f"{kept[0].name} is whole" if kept else "there is no checkpoint yet, so that nothing is kept"

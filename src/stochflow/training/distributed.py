@@ -29,7 +29,7 @@ OWN = ("random.", "source.", "dynamics_buffer.", "objective.")  # what differs f
 T = TypeVar("T")
 
 
-class Elsewhere(Exception):
+class Elsewhere(UserError):
     """Another rank failed in this iteration, and says itself why."""
 
 
@@ -88,7 +88,7 @@ class Group:
         if failure is not None:
             raise failure
         if failed:
-            raise Elsewhere
+            raise Elsewhere("the oracle of another rank failed, which says why")
         return result
 
     # between iterations -----------------------------------------------------------------------------------------
@@ -114,16 +114,23 @@ def started() -> tuple[int, int] | None:
     return (rank, ranks) if ranks > 1 else None
 
 
-def join(device: torch.device) -> Group | None:
+def follows() -> bool:
+    """Whether this process is one of several, and not the one that writes and speaks."""
+    here = started()
+    return here is not None and here[0] > 0
+
+
+def join() -> Group | None:
     """Meet the other ranks; None where this process is alone."""
     if started() is None:
         return None
     if not dist.is_available():
         raise UserError("this build of torch has no torch.distributed: train in one process, without torchrun")
     if not dist.is_initialized():
-        if device.type == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if gpus:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=PATIENCE)
     return Group()
 
 
