@@ -14,7 +14,7 @@ from stochflow.noise.dynamics import Neural, Tabular
 from stochflow.scores.rewards import Power
 from stochflow.training import distributed
 from stochflow.training.sources import Source
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import Iteration, Trainer
 from stochflow.types import Task, Trajectories
 from stochflow.worlds.channels import Slip
 from stochflow.worlds.grid import Corners, Grid
@@ -50,7 +50,9 @@ def make(objective: Objective, dynamics: type, columns: slice) -> Trainer:
     start = policy.start_log_z
     policy.start_log_z = lambda estimate: start(estimate + 1)  # type: ignore[method-assign]
     batches = [rollout(task, policy, 2 * BATCH) for _ in range(STEPS)]
-    return Trainer(task, policy, dynamics(task.env, SEEDS), objective, Given(batches, columns), engine="eager")
+    return Trainer(
+        task, policy, dynamics(task.env, SEEDS), objective, Given(batches, columns), iteration=Iteration(engine="eager")
+    )
 
 
 def both(trainer: Trainer) -> dict[str, torch.Tensor]:
