@@ -393,7 +393,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from stochflow.runs.experiment import _Session
 session = _Session.__new__(_Session)
-session.finishing, session.trainer = False, SimpleNamespace(stop_requested=False)
+session.finishing, session.trainer = False, SimpleNamespace(stop_requested=False, group=None)
 session.run = SimpleNamespace(path="mine", checkpoints=lambda: [Path(name) for name in {names!r}])
 try:
     with session._stoppable():
