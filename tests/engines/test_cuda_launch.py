@@ -16,7 +16,7 @@ from stochflow.engines.base import Compile, Job, Request, Rewards
 from stochflow.engines.cuda import driver, gradient, noise, update, walk
 from stochflow.engines.cuda.engine import Cuda
 from stochflow.engines.flat import FlatParameters
-from stochflow.learn.objectives import JOINT, DetailedBalance, SubTrajectoryBalance, TrajectoryBalance
+from stochflow.learn.objectives import PUBLISHED, DetailedBalance, SubTrajectoryBalance, TrajectoryBalance
 from stochflow.nets.lookup import Lookup
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
@@ -252,7 +252,7 @@ def test_shared_memory_that_does_not_suffice_is_a_reason(launches):
 
 GRADIENT_REASONS: dict[str, tuple[Any, Any, Any, int]] = {
     "not SubTrajectoryBalance": (Strings("AB", 3), MLP(64, 2), SubTrajectoryBalance(), 16),
-    "(marginal), not joint": (Strings("AB", 3), MLP(64, 2), DetailedBalance(JOINT), 16),
+    "marginal form of a balance": (Strings("AB", 3), MLP(64, 2), DetailedBalance(PUBLISHED), 16),
     "32 or more, not 16": (Strings("AB", 3), MLP(16, 2), TrajectoryBalance(), 16),
     "at most 8192 trajectories": (Strings("AB", 3), MLP(64, 2), TrajectoryBalance(), 10_000),
     "detailed balance with at most 32": (Strings(MANY[:40], 5), MLP(64, 2), DetailedBalance(), 16),

@@ -13,23 +13,28 @@ from stochflow.law.exact import Graph, exact_law, tabular_solution, target_law
 from stochflow.learn.entropy import EntropyAverage, entropy_band, entropy_ratio
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import (
+    HEAD,
     INTENDED,
     JOINT,
     MARGINAL,
+    PUBLISHED,
     REALISED,
     SGFNKL,
     DetailedBalance,
     FlowKL,
+    Form,
     LogVariance,
     SubTrajectoryBalance,
     TrajectoryBalance,
     TrajectoryKL,
     flow_kl,
 )
+from stochflow.learn.posterior import head_likelihood
 from stochflow.learn.rollout import rollout
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known, Neural
+from stochflow.ops import masked_log_softmax
 from stochflow.scores.oracles import Table
 from stochflow.scores.rewards import Power
 from stochflow.types import PolicyOut, Task, Trajectories, World
@@ -38,14 +43,16 @@ from stochflow.worlds.grid import Grid
 from stochflow.worlds.strings import Strings
 
 BALANCES = [DetailedBalance, TrajectoryBalance, SubTrajectoryBalance, LogVariance]
-SOUND = [c(form=f) for c in BALANCES for f in (MARGINAL, JOINT)] + [
+SOUND = [c(form=f) for c in BALANCES for f in (MARGINAL, JOINT, HEAD)] + [
     FlowKL(),
     SGFNKL(),
     SGFNKL((0.25, 0.5, 0.75)),
     SGFNKL(form=MARGINAL),
 ]
+PUBLISHED_FORMS = [*[c(form=PUBLISHED) for c in BALANCES], SGFNKL(form=PUBLISHED)]
 EVERY = [
-    *SOUND,
+    *[o for o in SOUND if o.form is not HEAD],  # whose likelihood draws random numbers: it has tests of its own
+    *PUBLISHED_FORMS,
     *[c(form=f) for c in BALANCES for f in (REALISED, INTENDED)],
     SGFNKL(per_step=True, balance_weight=0.1),
     TrajectoryKL(),
@@ -129,10 +136,10 @@ WORLDS = [("tree", 0.0), ("tree", 0.25), ("stop", 0.0), ("stop", 0.25), ("dag", 
 
 
 @pytest.mark.parametrize(("kind", "alpha"), WORLDS)
-@pytest.mark.parametrize("objective", SOUND, ids=name)
+@pytest.mark.parametrize("objective", SOUND + PUBLISHED_FORMS, ids=name)
 def test_residuals_vanish_at_the_exact_solution(kind, alpha, objective):
     task = make_task(kind, alpha)
-    for head in (False, True) if objective.form is JOINT and kind != "dag" else (False,):
+    for head in (False, True) if objective.form.back_action and kind != "dag" else (False,):
         graph, policy = optimum(task, head)
         assert float((exact_law(graph, task.channel, policy) - target_law(graph, task).target).abs().sum()) < 1e-6
         traj = score_of(task, rollout(task, policy, 300, explore=1.0))
@@ -235,7 +242,7 @@ def test_seeds_do_not_meet(objective):
         assert mine.item() == pytest.approx(loss[s].item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("objective", EVERY, ids=name)
+@pytest.mark.parametrize("objective", EVERY + [c(form=HEAD) for c in BALANCES], ids=name)
 def test_the_dynamics_gets_exactly_no_gradient_from_a_flow_loss(objective):
     task, policy, dynamics, traj = network("stop", 0.25, objective)
     terms = evaluate(task, policy, dynamics, traj, None, objective.needs)
@@ -253,11 +260,89 @@ def test_without_noise_the_stochastic_forms_are_the_familiar_ones(kind, balance)
     policy = Policy(task.env, MLP(16, 1), back_action=True)
     traj = score_of(task, rollout(task, policy, 20))
     want, slope = loss_and_gradient(balance(form=REALISED), task, policy, dynamics, traj)
-    for form in (JOINT, MARGINAL):
+    for form in (JOINT, MARGINAL, PUBLISHED):
         loss, grad = loss_and_gradient(balance(form=form), task, policy, dynamics, traj)
         assert torch.allclose(loss, want, rtol=1e-6)
         shared = grad[grad.abs() > 0]
         assert torch.allclose(shared, slope[slope.abs() > 0], rtol=1e-4, atol=1e-6)
+
+
+# the joint form -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tree", "stop", "dag"])
+@pytest.mark.parametrize("balance", [*BALANCES, SGFNKL])
+def test_the_joint_form_is_the_marginal_form_gradient_included(kind, balance):
+    """With a learned model of the noise, and with the three terms taken apart: log pi + log P - log pi_B."""
+    task, policy, dynamics, traj = network(kind, 0.25, balance(form=JOINT))
+    spelled = Form("spelled", frozenset({"log_pf", "log_k", "log_pa"}), lambda t: t.log_pf + t.log_k - t.log_pa)
+    want, slope = loss_and_gradient(balance(form=MARGINAL), task, policy, dynamics, traj)
+    for form in (JOINT, spelled):
+        loss, grad = loss_and_gradient(balance(form=form), task, policy, dynamics, traj)
+        assert torch.allclose(loss, want, rtol=1e-5)
+        assert torch.allclose(grad, slope, rtol=1e-3, atol=1e-5 * float(slope.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["tree", "stop", "dag"])
+def test_the_exact_posterior_is_that_of_the_policy_and_the_model(kind):
+    """log pi_B(a | m) = log pi(a | s) P(m | s, a) / sum over actions, by hand at every step; not detached from the policy."""
+    task, policy, dynamics, traj = network(kind, 0.25, DetailedBalance())
+    env = task.env
+    terms = evaluate(task, policy, dynamics, traj)
+    log_pi = masked_log_softmax(policy.along(traj).forward[:-1], env.moves(traj.states[:-1]))
+    for t, b in itertools.product(range(len(traj.alive)), range(traj.score.shape[1])):
+        here, move, action = traj.states[t, :, b : b + 1], traj.moves[t, 0, b], traj.actions[t, 0, b]
+        if not traj.alive[t, 0, b] or (env.stop is not None and move == env.stop):
+            continue
+        legal = env.real_moves(env.moves(here))
+        each = [
+            log_pi[t, 0, b, a] + dynamics.log_probs(here, legal, torch.tensor([[a]]))[0, 0, move]
+            for a in range(env.num_moves)
+            if legal[0, 0, a]
+        ]
+        chosen = log_pi[t, 0, b, action] + dynamics.log_probs(here, legal, action.view(1, 1))[0, 0, move]
+        assert float(terms.log_pa[t, 0, b]) == pytest.approx(float(chosen - torch.stack(each).logsumexp(0)), abs=1e-5)
+    assert terms.log_pa.requires_grad
+
+
+@pytest.mark.parametrize(("kind", "explore"), [("tree", 0.0), ("tree", 1.0), ("stop", 1.0)])
+def test_a_head_learned_by_likelihood_ends_at_the_policys_posterior(kind, explore):
+    """Whatever the exploration of the batch: at explore 1 the behaviour's own posterior would be far from it."""
+    task = make_task(kind, 0.25)
+    graph, exact = optimum(task, head=True)
+    _, policy = optimum(task, head=True)
+    with torch.no_grad():
+        policy.pairs.zero_()
+    dynamics, optimiser = Known(task.env, task.channel), torch.optim.Adam([policy.pairs], lr=0.05)
+    torch.manual_seed(0)
+    traj = rollout(task, policy, 2000, explore=explore)
+    for step in range(250):
+        optimiser.param_groups[0]["lr"] = 0.05 / (1 + step / 50)
+        optimiser.zero_grad()
+        head_likelihood(world_of(task, policy, dynamics, traj)).sum().backward()
+        optimiser.step()
+    legal = torch.ones(task.env.num_moves, dtype=torch.bool)
+    if task.env.stop is not None:
+        legal[task.env.stop] = False
+    worst = 0.0
+    for i, move in itertools.product(range(len(graph)), range(task.env.num_moves)):
+        child = int(graph.child[i, move])
+        if child >= 0 and bool(legal[move]):
+            learned = policy.pairs[child, move][legal].softmax(0)
+            worst = max(worst, float((learned - exact.pairs[child, move][legal].softmax(0)).abs().max()))
+    assert worst < 0.06
+
+
+def test_the_heads_likelihood_changes_the_gradient_and_not_the_value():
+    task, policy, dynamics, traj = network("tree", 0.25, DetailedBalance(HEAD))
+    loss, grad = loss_and_gradient(DetailedBalance(HEAD), task, policy, dynamics, traj)
+    value, published = loss_and_gradient(DetailedBalance(PUBLISHED), task, policy, dynamics, traj)
+    assert torch.allclose(loss, value)
+    assert not torch.allclose(grad, published, rtol=0.1)
+    terms = evaluate(task, policy, dynamics, traj)
+    residual = DetailedBalance(HEAD).residual(terms).square().sum()
+    slope = torch.autograd.grad(residual, policy.head.weight)[0]
+    assert float(slope[..., -(task.env.num_moves**2) :].abs().max()) == 0  # the residual never moves the head
 
 
 # the KL family ----------------------------------------------------------------------------------------------------------
@@ -312,7 +397,7 @@ def test_mean_residual_is_kl_plus_flow_gap(kind, alpha):
 @pytest.mark.parametrize("kind", ["tree", "stop", "dag"])
 def test_gamma_one_is_the_plain_kl_and_weight_zero_is_stochastic_balance(kind):
     task, policy, dynamics, traj = network(kind, 0.25, SGFNKL())
-    plain = loss_and_gradient(DetailedBalance(JOINT), task, policy, dynamics, traj)[0]
+    plain = loss_and_gradient(DetailedBalance(), task, policy, dynamics, traj)[0]
     kl = loss_and_gradient(FlowKL(), task, policy, dynamics, traj)[0]
     assert loss_and_gradient(SGFNKL((1.0,), 0.7), task, policy, dynamics, traj)[0].item() == pytest.approx(
         (plain + 0.7 * kl).item(), rel=1e-6
@@ -332,7 +417,7 @@ def test_ratio_weighs_the_kl_term_and_is_reported():
     r = entropy_ratio(*entropy_band(terms.entropy, terms.choices, terms.alive), 0.25)
     assert stats["r_gamma"].item() == pytest.approx(r.item())
     assert 1 <= r.item() <= 4
-    balance = loss_and_gradient(DetailedBalance(JOINT), task, policy, dynamics, traj)[0]
+    balance = loss_and_gradient(DetailedBalance(), task, policy, dynamics, traj)[0]
     kl = loss_and_gradient(FlowKL(), task, policy, dynamics, traj)[0]
     assert loss.item() == pytest.approx((balance + 2.0 * r * kl).item(), rel=1e-6)
     assert stats["kl_adjusted"].item() == pytest.approx((stats["kl"] - r.log()).item(), abs=1e-6)

@@ -9,6 +9,7 @@ from stochflow.law import metrics
 from stochflow.law.exact import Graph, exact_law, target_law
 from stochflow.law.floors import floor
 from stochflow.learn.objectives import (
+    HEAD,
     INTENDED,
     JOINT,
     MARGINAL,
@@ -59,6 +60,7 @@ def train(task, objective, steps=400, explore=0.1, lr=2e-2, seeds=3, dynamics=No
 SOUND = {
     "SDB": DetailedBalance(JOINT),
     "SDB-M": DetailedBalance(MARGINAL),
+    "SDB with a head": DetailedBalance(HEAD),
     "STB": TrajectoryBalance(JOINT),
     "STB-M": TrajectoryBalance(MARGINAL),
     "log-variance": LogVariance(JOINT),

@@ -53,7 +53,7 @@ def test_what_is_wrong_is_named(settings, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d.update(format=2), ["format 2", "upgrade"]),
+        (lambda d: d.update(format=3), ["format 3", "upgrade"]),
         (lambda d: d.update(trane={}), ["trane", "train"]),
         (lambda d: d["train"].update(stepz=3), ["stepz", "steps"]),
         (lambda d: d["task"].update(name="gird"), ["gird", "grid"]),

@@ -21,16 +21,17 @@ from stochflow.generators.args import GeneratorArgs, Tokenizer
 from stochflow.generators.dynamics import LogDynamics
 from stochflow.generators.log import LogBook, ReplayBuffer, entries, trajectories
 from stochflow.learn.entropy import EntropyAverage, entropy_band, mean_entropy_ratio
-from stochflow.learn.evaluate import action_posterior, evaluate
+from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import (
     INTENDED,
-    JOINT,
+    PUBLISHED,
     SGFNKL,
     DetailedBalance,
     LogVariance,
     Objective,
     TrajectoryBalance,
 )
+from stochflow.learn.posterior import head_law
 from stochflow.learn.rollout import rollout
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
@@ -193,7 +194,7 @@ class GFlowNetGenerator(nn.Module, ABC):
         here, head = traj.states[:-1], self.model.along(traj).back_action
         assert head is not None
         legal = self.env.real_moves(self.env.moves(here))
-        law = action_posterior(self.forward_dynamics, here, legal, head[1:], traj, None)
+        law = head_law(self.forward_dynamics, here, legal, head[1:], traj.actions, traj.moves, None)
         if self.env.stop is None:
             return law
         is_stop = torch.arange(self.env.num_moves, device=law.device) == self.env.stop
@@ -286,7 +287,7 @@ class StochasticDBGFlowNetGenerator(GFlowNetGenerator):
     """Stochastic detailed balance: F(s) pi(a|s) P(s'|s,a) = F(s') pi_B(a|s'), root and end included."""
 
     def make_objective(self, args: GeneratorArgs) -> Objective:
-        return DetailedBalance(JOINT)
+        return DetailedBalance(PUBLISHED)
 
 
 class DeterministicDBGFlowNetGenerator(GFlowNetGenerator):
@@ -300,7 +301,7 @@ class TrajectoryBalanceGFlowNetGenerator(GFlowNetGenerator):
     """Stochastic trajectory balance: Z prod pi P = R prod pi_B. Its `ll_diff` holds each step's log pi P / pi_B."""
 
     def make_objective(self, args: GeneratorArgs) -> Objective:
-        return TrajectoryBalance(JOINT)
+        return TrajectoryBalance(PUBLISHED)
 
     def ll_diff(self, terms: Terms) -> Tensor:
         return self.objective.form.step(terms) - terms.log_pb
@@ -313,7 +314,7 @@ class StochasticKLGFlowNetGenerator(GFlowNetGenerator):
     """
 
     def make_objective(self, args: GeneratorArgs) -> Objective:
-        return LogVariance(JOINT)
+        return LogVariance(PUBLISHED)
 
     def ll_diff(self, terms: Terms) -> Tensor:
         return self.objective.form.step(terms) - terms.log_pb
@@ -327,7 +328,7 @@ class StochasticKL2GFlowNetGenerator(GFlowNetGenerator):
     """
 
     def make_objective(self, args: GeneratorArgs) -> Objective:
-        return SGFNKL((args.gamma,), args.kl_weight, JOINT, memory=_memory(args))
+        return SGFNKL((args.gamma,), args.kl_weight, PUBLISHED, memory=_memory(args))
 
 
 class StochasticKL3GFlowNetGenerator(GFlowNetGenerator):
@@ -338,7 +339,7 @@ class StochasticKL3GFlowNetGenerator(GFlowNetGenerator):
         return self.args.gammas
 
     def make_objective(self, args: GeneratorArgs) -> Objective:
-        return SGFNKL(args.gammas, args.kl_weight, JOINT, memory=_memory(args))
+        return SGFNKL(args.gammas, args.kl_weight, PUBLISHED, memory=_memory(args))
 
 
 def _memory(args: GeneratorArgs) -> EntropyAverage | None:

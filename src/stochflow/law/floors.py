@@ -165,9 +165,21 @@ def distance(law: Tensor, target: Tensor, terminal: Tensor) -> Distance:
 
 # where objectives end ---------------------------------------------------------------------------------------------
 
-_TRAJECTORY = {"tb", "stb", "logvar", "kl"}
-_TRANSITION = {"db", "sdb", "subtb", "ssubtb"}
+_TRAJECTORY = {"tb", "stb", "stb-head", "logvar", "kl"}
+_TRANSITION = {"db", "sdb", "sdb-head", "subtb", "ssubtb", "ssubtb-head"}
 _MIXED = {"sgfn-kl", "sgfn-kl-gamma"}  # out of reach they end between the limits of their two parts: not known
+
+_BASELINES = {"naive-tb", "naive-db", "intended-tb", "intended-db"}
+
+
+def caution(objective: str) -> str:
+    """A warning that belongs beside the figures of an objective (by its word); "" for most."""
+    if not objective.endswith("-published"):
+        return ""
+    return (
+        f"{objective} is the joint form as published, whose learned law of the action follows the residual: with a target out of "
+        f"reach or learned noise it can end at a wrong law with a small loss, so use {objective.removesuffix('-published')} instead."
+    )
 
 
 def limit_tv(objective: str, floor: Floor, backward: str = "learned") -> float | None:
@@ -175,9 +187,13 @@ def limit_tv(objective: str, floor: Floor, backward: str = "learned") -> float |
 
     Where the target is feasible every sound objective reaches it. Elsewhere, on trees: trajectory objectives follow the
     gradient of KL(P || target), so they end at its minimum; transition objectives do so where all objects are equally
-    long; the detached flow KL ends at the per-state projection. Baselines that take the realised move for their own
-    choice end at the naive law. With a uniform `backward` policy on a DAG, feasible means feasible with that policy.
+    long; the detached flow KL ends at the per-state projection. Joint forms equal the marginal ones, and a head learned by
+    likelihood has their expected gradient; the published joint form has no limit that holds for every model of the
+    noise. Baselines that take the realised move for their own choice end at the naive law. With a uniform `backward`
+    policy on a DAG, feasible means feasible with that policy.
     """
+    if objective not in _TRAJECTORY | _TRANSITION | _MIXED | _BASELINES | {"flow-kl"}:
+        return None  # the published form, or one of the user's own
     free = floor.tree or backward != "uniform"  # the backward policy can follow, or has nothing to say
     if not floor.noisy:
         return 0.0
@@ -185,7 +201,7 @@ def limit_tv(objective: str, floor: Floor, backward: str = "learned") -> float |
         return (
             floor.naive_tv if floor.tree or backward == "uniform" else None
         )  # another backward policy, another naive law
-    if objective not in _TRAJECTORY | _TRANSITION | _MIXED | {"flow-kl"}:
+    if objective in _BASELINES:
         return None
     if floor.uniform_feasible or (free and floor.feasible):
         return 0.0

@@ -24,7 +24,11 @@ def number(value: Any, style: str = "") -> str:
 
 
 def verdict(found: dict[str, Any], advise: bool = True) -> str:
-    """How far the learned law is from the target and, where it is far, what to try."""
+    """How far the learned law is from the target, where it is far what to try, and a warning where one is due."""
+    return " ".join(part for part in (_distance(found, advise), found.get("caution")) if part)
+
+
+def _distance(found: dict[str, Any], advise: bool) -> str:
     tv, best, excess = found.get("tv"), found.get("floor_tv"), found.get("excess_tv")
     if tv is None:
         return _by_samples(found, advise)

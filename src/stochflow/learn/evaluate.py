@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stochflow.learn.posterior import head_law
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import remembered
 from stochflow.ops import always, arange, keep, masked_log_softmax, pick
 from stochflow.types import Task, Terms, Trajectories
 from stochflow.worlds.env import Channel, Env
-
-POSSIBLE = -9.0  # log P(move | action) below which a pair counts as impossible (a softmax never reaches zero)
 
 
 def move_law(
@@ -76,7 +75,7 @@ def evaluate(
         if out.back_action is None:  # the exact posterior of the action given the move
             log_pa = keep(noisy, log_pf + log_k - log_move, 0)
         else:
-            posterior = action_posterior(dynamics, here, legal, out.back_action[1:], traj, memory)
+            posterior = head_law(dynamics, here, legal, out.back_action[1:], traj.actions, traj.moves, memory)
             log_pa = keep(noisy, pick(posterior, traj.actions), 0)
 
     log_reward = task.reward(traj.score, traj.states[-1], step).to(log_pi)  # [S, B]
@@ -101,19 +100,3 @@ def evaluate(
         choices,
         law,
     )
-
-
-def action_posterior(
-    dynamics: Channel, here: Tensor, legal: Tensor, head: Tensor, traj: Trajectories, memory: Tensor | None
-) -> Tensor:
-    """log pi_B(. | realised move) [T, S, B, M] from a learned head [T, S, B, M, M], over the pairs that can happen.
-
-    Mass on an impossible pair would give zero loss and a wrong law (docs/method.md, T1).
-    """
-    with torch.no_grad():
-        arrive = dynamics.arrivals(here, legal, traj.moves, memory)  # [T, S, B, M]
-    happened = arange(legal.shape[-1], legal.device) == traj.actions.unsqueeze(-1)
-    possible = legal & ((arrive > POSSIBLE) | happened)  # the observed pair counts even where a new model denies it
-    row = traj.moves.clamp(min=0)[..., None, None].expand(*head.shape[:-2], 1, head.shape[-1])
-    logits = head.gather(-2, row).squeeze(-2)
-    return masked_log_softmax(logits, possible)

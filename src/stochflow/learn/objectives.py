@@ -7,7 +7,6 @@ The mathematics, and which law each objective converges to, is in docs/method.md
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,26 +24,28 @@ from stochflow.learn.entropy import (
     state_kl,
     temperature,
 )
+from stochflow.learn.forms import HEAD, INTENDED, JOINT, MARGINAL, PUBLISHED, REALISED, Form
 from stochflow.ops import NEG, keep, masked_log_softmax, masked_mean, pick
 from stochflow.types import Terms, World
 
-
-@dataclass(frozen=True)
-class Form:
-    """The forward log-probability of a step: the one place where the treatments of noise differ."""
-
-    name: str
-    needs: frozenset[str]
-    step: Callable[[Terms], Tensor]  # [T, S, B]
-    back_action: bool = False  # uses the learned head for the action given the move
-
-
-MARGINAL = Form("marginal", frozenset({"log_move"}), lambda t: t.log_move)
-JOINT = Form(
-    "joint", frozenset({"log_pf", "log_k", "log_pa"}), lambda t: t.log_pf + t.log_k - t.log_pa, back_action=True
-)
-REALISED = Form("realised", frozenset({"log_pf_move"}), lambda t: t.log_pf_move)
-INTENDED = Form("intended", frozenset({"log_pf", "log_pa"}), lambda t: t.log_pf - t.log_pa, back_action=True)
+__all__ = [
+    "HEAD",
+    "INTENDED",
+    "JOINT",
+    "MARGINAL",
+    "PUBLISHED",
+    "REALISED",
+    "SGFNKL",
+    "DetailedBalance",
+    "FlowKL",
+    "Form",
+    "LogVariance",
+    "Objective",
+    "SubTrajectoryBalance",
+    "TrajectoryBalance",
+    "TrajectoryKL",
+    "flow_kl",
+]
 
 
 class Objective(ABC):
@@ -68,9 +69,8 @@ class Objective(ABC):
     def loss(self, t: Terms, world: World) -> Tensor:
         """[S]: mean square of the residual over time and batch, never over seeds."""
         r = self.residual(t)
-        if r.dim() == 2:
-            return r.square().mean(1)
-        return masked_mean(r.square(), t.alive, (0, 2))
+        square = r.square().mean(1) if r.dim() == 2 else masked_mean(r.square(), t.alive, (0, 2))
+        return self.form.complete(square, world)
 
     def loss_and_stats(self, t: Terms, world: World) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss [S] and the figures named in `reports`, each [S] and without gradient."""
@@ -133,7 +133,8 @@ class SubTrajectoryBalance(Objective):
 
     def loss(self, t, world):
         r, weight = self._pairs(t)
-        return (weight * r.square()).sum((0, 1, 3)) / weight.sum((0, 1, 3)).clamp(min=1e-12)
+        square = (weight * r.square()).sum((0, 1, 3)) / weight.sum((0, 1, 3)).clamp(min=1e-12)
+        return self.form.complete(square, world)
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,8 @@ class LogVariance(Objective):
         row = world.trajectories.states[0, ..., 0]
         same = (row.unsqueeze(2) == row.unsqueeze(1)).to(t.log_reward)  # [S, B, B]
         score = self._score(t)
-        return (score - (same @ score.unsqueeze(-1)).squeeze(-1) / same.sum(-1)).square().mean(1)
+        centred = score - (same @ score.unsqueeze(-1)).squeeze(-1) / same.sum(-1)
+        return self.form.complete(centred.square().mean(1), world)
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ class SGFNKL(Objective):
         return self.loss_and_stats(t, world)[0]
 
     def loss_and_stats(self, t, world):
-        balance = masked_mean(self.residual(t).square(), t.alive, (0, 2))
+        balance = self.form.complete(masked_mean(self.residual(t).square(), t.alive, (0, 2)), world)
         kl, gap, usable = flow_kl(t, world)
         band = self.band(t)
         r = mean_entropy_ratio(band.high, band.low, self.gammas)  # [S], or [T, S]

@@ -138,7 +138,8 @@ def log_z_lag(log: _Log) -> Finding | None:
     For the policy as it is, a balance loss is least where log Z is the mean log-weight (the ELBO); for a perfect one that is the log of
     the mean weight. Between the two log Z follows the policy, however far that still is from the target.
     """
-    if log.train.get("objective", "db") not in ("tb", "db", "subtb", "stb", "sdb", "ssubtb"):
+    word = str(log.train.get("objective", "db")).removesuffix("-head")
+    if word not in ("tb", "db", "subtb", "stb", "sdb", "ssubtb"):
         return None  # the others learn no log Z, or one that is biased by construction
     row = log.look
     high, learned = (
@@ -210,7 +211,8 @@ def loss_at_floor(log: _Log) -> Finding | None:
     if not floored or distances[-1] < STALLED * distances[-2]:
         return None
     limit = row.get("limit_tv")
-    biased = str(log.train.get("objective", "")).startswith(("naive-", "intended-"))
+    word = str(log.train.get("objective", ""))
+    biased = word.startswith(("naive-", "intended-")) or word.endswith("-published")
     at_limit = biased or (_number(limit) and _number(row.get("tv")) and row["tv"] - limit <= EXCESS)
     means = (
         "That is where this objective converges: it is not the optimiser that is stuck."

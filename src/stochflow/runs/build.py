@@ -15,6 +15,7 @@ from torch import Tensor
 from stochflow.engines.base import Request
 from stochflow.engines.choose import walk
 from stochflow.errors import UserError
+from stochflow.law.floors import caution
 from stochflow.law.measure import Yardstick, forked, scored, summarise
 from stochflow.learn.buffer import Buffer
 from stochflow.learn.evaluate import evaluate
@@ -166,8 +167,11 @@ class Experiment:
             each, known, self.drawn = self.yardstick.measure(self.policy, self.dynamics, self._look_seed(), final)
         each["log_z_learned"] = self.trainer.stats["log_z_learned"]
         if final or self.yardstick.floor_is_quick:
-            known |= self.yardstick.floor_figures(t.objective, t.backward)
+            word = t.objective if self.values.objective is None else ""  # no limit is known of one given in Python
+            known |= self.yardstick.floor_figures(word, t.backward)
         if final:
+            warning = "" if self.values.objective is not None else caution(t.objective)
+            known |= {"caution": warning} if warning else {}
             named = {"objective": t.objective, "net": t.net} | self.values.described()
             known |= {k: named[k] for k in ("objective", "net")} | {"oracle_calls": int(self.trainer.oracle_calls)}
         return {"step": self.trainer.steps_done, **summarise(each, known)}

@@ -13,19 +13,28 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 from stochflow import __version__
 from stochflow.errors import UserError, did_you_mean
 
-FORMAT = 1  # of config.json; a reader refuses a newer one
+FORMAT = 2  # of config.json; a reader refuses a newer one. 2: joint words mean the exact posterior
+PUBLISHED = "-published"  # ends the words of the published joint form, which those words without it meant in format 1
 
 OBJECTIVES = {
     "tb": "trajectory balance, marginal over actions",
     "db": "detailed balance, marginal over actions",
     "subtb": "sub-trajectory balance, marginal over actions",
     "logvar": "variance of the trajectory residual: no log Z to learn",
-    "stb": "stochastic trajectory balance (joint over actions)",
-    "sdb": "stochastic detailed balance as published (joint over actions)",
-    "ssubtb": "stochastic sub-trajectory balance (joint over actions)",
+    "stb": "stochastic trajectory balance, joint over actions with the policy's exact posterior: equals tb",
+    "sdb": "stochastic detailed balance, joint over actions with the policy's exact posterior: equals db",
+    "ssubtb": "stochastic sub-trajectory balance, joint over actions with the exact posterior: equals subtb",
+    "stb-head": "stb with a posterior learned by likelihood: for more actions than can be listed; slower",
+    "sdb-head": "sdb with a posterior learned by likelihood: for more actions than can be listed; slower",
+    "ssubtb-head": "ssubtb with a posterior learned by likelihood: for more actions than can be listed; slower",
+    "stb-published": "stb with a posterior learned through the residual, as published; unsound, for comparison",
+    "sdb-published": "sdb with a posterior learned through the residual, as published; unsound, for comparison",
+    "ssubtb-published": "ssubtb with a posterior learned through the residual; unsound, for comparison",
     "flow-kl": "detached state-level flow KL: reaches the forward-KL optimum where the target is out of reach",
     "sgfn-kl": "stochastic detailed balance + kl_weight x entropy ratio x flow KL",
     "sgfn-kl-gamma": "the same with the entropy ratio averaged over gamma = 1/4, 1/2, 3/4",
+    "sgfn-kl-published": "sgfn-kl over sdb-published; unsound, for comparison",
+    "sgfn-kl-gamma-published": "sgfn-kl-gamma over sdb-published; unsound, for comparison",
     "kl": "reverse KL of whole trajectories by score function: on-policy only, so without exploration",
     "naive-tb": "baseline: trajectory balance that takes the realised move for its own choice",
     "naive-db": "baseline: detailed balance that takes the realised move for its own choice",
@@ -33,7 +42,8 @@ OBJECTIVES = {
     "intended-db": "baseline: detailed balance that takes its action for what happened",
 }
 Objective = Literal[
-    "tb", "db", "subtb", "logvar", "stb", "sdb", "ssubtb", "flow-kl", "sgfn-kl", "sgfn-kl-gamma", "kl", "naive-tb", "naive-db", "intended-tb", "intended-db"
+    "tb", "db", "subtb", "logvar", "stb", "sdb", "ssubtb", "stb-head", "sdb-head", "ssubtb-head", "stb-published", "sdb-published", "ssubtb-published",
+    "flow-kl", "sgfn-kl", "sgfn-kl-gamma", "sgfn-kl-published", "sgfn-kl-gamma-published", "kl", "naive-tb", "naive-db", "intended-tb", "intended-db"
 ]  # fmt: skip
 Noise = Literal["slip", "neighbour", "confusion"]
 
@@ -352,12 +362,21 @@ class Config:
         train = data.get("train", {})
         if not isinstance(train, dict):
             raise UserError(f'{where}: "train" must be an object of settings, not {train!r}')
+        if data.get("format", FORMAT) < 2:
+            train = _as_published(train)
         own = dict(data["task"])
         task = task_of(str(own.pop("name")), own, f"{where}, task")
         values = data.get("values", {})
         if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
             raise UserError(f'{where}: "values" must be an object of texts, not {values!r}')
         return Config(task, train_for(task, train, f"{where}, train"), str(data.get("command", "train")), values)
+
+
+def _as_published(train: dict[str, Any]) -> dict[str, Any]:
+    """Settings of format 1, where the joint words meant the published form."""
+    word = train.get("objective")
+    known = isinstance(word, str) and word + PUBLISHED in OBJECTIVES
+    return {**train, "objective": f"{word}{PUBLISHED}"} if known else train
 
 
 def configure(task: str | Any, /, **settings: Any) -> Config:

@@ -26,7 +26,7 @@ from stochflow.nets.transformer import Transformer
 from stochflow.noise.dynamics import Dynamics, Known, Neural, Tabular
 from stochflow.noise.thought_state import Augmented, ThoughtState
 from stochflow.noise.thoughts import ThoughtDynamics
-from stochflow.runs.config import Train
+from stochflow.runs.config import PUBLISHED, Train
 from stochflow.training.sources import Source
 from stochflow.types import Task
 from stochflow.worlds.env import Env
@@ -99,17 +99,21 @@ def make_objective(settings: Train) -> Objective:
         return FlowKL()
     if word == "kl":
         return TrajectoryKL()
-    if word in ("sgfn-kl", "sgfn-kl-gamma"):
-        gammas = (settings.gamma,) if word == "sgfn-kl" else (0.25, 0.5, 0.75)
+    if word.startswith("sgfn-kl"):
+        base = word.removesuffix(PUBLISHED)
+        gammas = (settings.gamma,) if base == "sgfn-kl" else (0.25, 0.5, 0.75)
         decay = settings.entropy_average or (0.99 if settings.explore_entropy else 0.0)
         memory = EntropyAverage(settings.seeds, decay=decay) if decay > 0 else None
-        return SGFNKL(gammas, settings.kl_weight, memory=memory)
+        form = objectives.JOINT if base == word else objectives.PUBLISHED
+        return SGFNKL(gammas, settings.kl_weight, form, memory=memory)
     form, base = objectives.MARGINAL, word
     for prefix, meant in (("naive-", objectives.REALISED), ("intended-", objectives.INTENDED)):
         if word.startswith(prefix):
             form, base = meant, word.removeprefix(prefix)
-    if word in ("stb", "sdb", "ssubtb"):
-        form, base = objectives.JOINT, word[1:]
+    joint, _, kind = word.partition("-")
+    if joint in ("stb", "sdb", "ssubtb"):
+        form = {"": objectives.JOINT, "head": objectives.HEAD, "published": objectives.PUBLISHED}[kind]
+        base = joint[1:]
     if base == "subtb":
         return SubTrajectoryBalance(settings.subtb_lambda, form)
     kinds: dict[str, Callable[[objectives.Form], Objective]] = {

@@ -22,7 +22,7 @@ class Cuda:
         worlds="grids and strings, without contexts",
         channels="exact, slip",
         nets="mlp and (on strings) lookup, two hidden layers of 16, 32, 64, 128 or 256; gradients from 32 on",
-        objectives="trajectory balance, detailed balance, of realised moves",
+        objectives="trajectory and detailed balance, marginal form and the joint one, which equals it",
         noise_models="known and counted ones by torch; learned ones of one hidden layer (16, 32, 64) and at most 5 moves",
         limits="compute capability 8.0; 256 moves (32 outputs on grids, with a table, for detailed balance); 256 state columns; "
         "8192 trajectories per seed",

@@ -30,7 +30,7 @@ from stochflow.engines.cuda.walk import (
 )
 from stochflow.engines.flat import FlatParameters
 from stochflow.engines.lower import Lowered
-from stochflow.learn.objectives import MARGINAL, DetailedBalance, TrajectoryBalance
+from stochflow.learn.objectives import JOINT, MARGINAL, DetailedBalance, TrajectoryBalance
 from stochflow.nets.policy import Policy
 
 # Sizes by trial on an H200.
@@ -100,8 +100,8 @@ def why_not(job: Job) -> str | None:
         return job.plain_source
     if type(objective) not in (TrajectoryBalance, DetailedBalance):
         return f"cuda covers trajectory and detailed balance, not {type(objective).__name__}"
-    if objective.form is not MARGINAL:
-        return f"cuda covers residuals of realised moves (marginal), not {objective.form.name}"
+    if objective.form not in (MARGINAL, JOINT):  # the two are equal
+        return f"cuda covers the marginal form of a balance, and the joint one, which equals it, not the {objective.form.name} one"
     if policy.back_action:
         return "cuda does not cover a head for the action given the move"
     if job.dynamics.begin(env.initial((policy.num_seeds, 1)).to(policy.device)) is not None:

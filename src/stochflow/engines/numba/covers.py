@@ -9,7 +9,7 @@ import torch
 from stochflow.engines.base import Job, Request, first, unless
 from stochflow.engines.flat import FlatParameters
 from stochflow.engines.lower import lower
-from stochflow.learn.objectives import MARGINAL, DetailedBalance, TrajectoryBalance
+from stochflow.learn.objectives import JOINT, MARGINAL, DetailedBalance, TrajectoryBalance
 from stochflow.nets.lookup import LookupTrunk, inner_mlp
 from stochflow.nets.mlp import MLPTrunk
 from stochflow.nets.policy import Policy
@@ -65,7 +65,10 @@ def learns(job: Job) -> str | None:
         unless(job.plain_source == "", job.plain_source),
         unless(balance, f"numba does not cover the objective {type(objective).__name__}"),
     ) or first(
-        unless(objective.form is MARGINAL, "numba covers the marginal form of a balance only"),
+        unless(
+            objective.form in (MARGINAL, JOINT),  # the two are equal
+            f"numba covers the marginal form of a balance, and the joint one, which equals it, not the {objective.form.name} one",
+        ),
         unless(not policy.back_action, "numba does not cover a head for the action given the move"),
         unless(
             job.dynamics.begin(task.env.initial((policy.num_seeds, 1)).to(policy.device)) is None,

@@ -22,7 +22,7 @@ class Numba:
         worlds="Grid, Strings",
         channels="any without memory",
         nets="MLP, Lookup",
-        objectives="trajectory and detailed balance, marginal form",
+        objectives="trajectory and detailed balance, marginal form and the joint one, which equals it",
         noise_models="any without memory; Neural of one hidden layer is learned here",
         limits=f"CPU, float32, batch * width up to {covers.MOST}",
     )

@@ -1,0 +1,70 @@
+"""The backward law of the action given the move from a learned head, and the likelihood by which such a head is trained.
+
+The exact posterior, log pi(a | s) + log P(m | s, a) - log p(m | s), is worked out in `evaluate`; docs/method.md, section 6.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stochflow.noise.dynamics import remembered
+from stochflow.ops import NEG, arange, gumbel_argmax, keep, masked_log_softmax, masked_mean, pick
+from stochflow.types import World
+from stochflow.worlds.env import Channel
+
+POSSIBLE = -9.0  # log P(move | action) below which a pair counts as impossible (a softmax never reaches zero)
+
+
+def head_law(
+    dynamics: Channel,
+    here: Tensor,
+    legal: Tensor,
+    head: Tensor,
+    actions: Tensor,
+    moves: Tensor,
+    memory: Tensor | None,
+) -> Tensor:
+    """log pi_B(. | realised move) [T, S, B, M] from a learned head [T, S, B, M, M], over the pairs that can happen.
+
+    Mass on an impossible pair would give zero loss and a wrong law (docs/method.md, T1).
+    """
+    with torch.no_grad():
+        arrive = dynamics.arrivals(here, legal, moves, memory)  # [T, S, B, M]
+    happened = arange(legal.shape[-1], legal.device) == actions.unsqueeze(-1)
+    possible = legal & ((arrive > POSSIBLE) | happened)  # the observed pair counts even where a new model denies it
+    row = moves.clamp(min=0)[..., None, None].expand(*head.shape[:-2], 1, head.shape[-1])
+    logits = head.gather(-2, row).squeeze(-2)
+    return masked_log_softmax(logits, possible)
+
+
+def head_likelihood(world: World) -> Tensor:
+    """[S]: minus the mean log-likelihood of the head, on pairs of the current policy at the states of the batch.
+
+    At each visited state an action is drawn from the policy as it is and a move from the model of the noise, so
+    that exploration, replay and logs choose the states and nothing else: the head's optimum is the posterior under
+    pi and P, whoever brought the batch.
+    """
+    env, policy, dynamics, traj = world.task.env, world.policy, world.dynamics, world.trajectories
+    here = traj.states[:-1]
+    mask = env.moves(here)
+    legal = env.real_moves(mask)
+    memory = remembered(dynamics, traj)
+
+    def flat(x: Tensor) -> Tensor:  # [T, S, B, D] -> [S, T * B, D]
+        return x.transpose(0, 1).flatten(1, 2)
+
+    def timed(x: Tensor) -> Tensor:  # and back
+        return x.unflatten(1, (here.shape[0], here.shape[2])).transpose(0, 1)
+
+    with torch.no_grad():
+        logits = timed(policy(flat(here)).forward)
+        action = gumbel_argmax(keep(mask, logits, NEG))
+        move = gumbel_argmax(keep(legal, dynamics.log_probs(here, legal, action, memory), NEG))
+    noisy = traj.alive & legal.any(-1)
+    if env.stop is not None:  # STOP is exact and needs no posterior
+        noisy = noisy & (action != env.stop)
+    child = torch.where(noisy.unsqueeze(-1), env.step(here, move), here)
+    head = timed(policy(flat(child)).back_action)
+    law = head_law(dynamics, here, legal, head, action, move, memory)
+    return masked_mean(-pick(law, action), noisy, (0, 2))
