@@ -7,7 +7,10 @@ import json
 import pytest
 
 from stochflow.errors import UserError
-from stochflow.runs.config import TASKS, Config, GridTask, Train, UserTask, configure
+from stochflow.law.floors import caution
+from stochflow.law.measure import verdict
+from stochflow.runs.config import OBJECTIVES, TASKS, Config, GridTask, Train, UserTask, configure
+from stochflow.runs.experiment import resume, train
 
 
 @pytest.mark.parametrize("task", [*TASKS, "my_pkg.tasks:gc"])
@@ -68,3 +71,37 @@ def test_a_foreign_file_is_refused(change, words):
         Config.from_dict(data, "some/config.json")
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["sdb", "stb", "ssubtb", "sgfn-kl", "sgfn-kl-gamma", "db", "naive-db"])
+def test_joint_words_of_an_older_folder_mean_the_published_form(word):
+    data = configure("grid", objective=word).to_dict() | {"format": 1}
+    joint = word in ("sdb", "stb", "ssubtb", "sgfn-kl", "sgfn-kl-gamma")
+    assert Config.from_dict(data).train.objective == (f"{word}-published" if joint else word)
+    assert Config.from_dict(configure("grid", objective=word).to_dict()).train.objective == word
+
+
+def test_an_older_run_of_the_published_form_goes_on_with_its_head(tmp_path):
+    """A folder as format 1 wrote it: the word sdb, and a checkpoint with a head for the action given the move."""
+    settings = {"side": 3, "stick": 0.25, "batch": 4, "hidden": 8, "steps": 3, "engine": "eager"}
+    train("grid", objective="sdb-published", out=tmp_path / "old", **settings)
+    whole = train("grid", objective="sdb-published", out=tmp_path / "whole", **settings | {"steps": 6})
+    file = tmp_path / "old" / "config.json"
+    data = json.loads(file.read_text())
+    data["format"], data["train"]["objective"] = 1, "sdb"
+    file.write_text(json.dumps(data))
+    went_on = resume(tmp_path / "old", steps=6)
+    assert went_on.summary["objective"] == "sdb-published"
+    assert went_on.summary["tv"] == whole.summary["tv"]
+    assert "sdb-published" in went_on.summary["caution"]
+    assert went_on.summary["limit_tv"] is None
+
+
+def test_the_published_form_warns_in_every_summary_and_no_other_does():
+    for word in OBJECTIVES:
+        said = caution(word)
+        assert bool(said) == word.endswith("-published")
+        assert said.count(". ") == 0
+        if said:
+            assert verdict({"tv": 0.5, "floor_tv": None, "caution": said}).endswith(said)
+            assert word.removesuffix("-published") in OBJECTIVES
