@@ -24,7 +24,7 @@ from stochflow.noise.dynamics import Dynamics, Known, Neural
 from stochflow.scores.oracles import Table
 from stochflow.scores.rewards import Power
 from stochflow.training.sources import Logged, Mixed, OnPolicy
-from stochflow.training.trainer import Trainer
+from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task
 from stochflow.worlds.channels import Confusion, Neighbour, Slip
 from stochflow.worlds.grid import Grid
@@ -57,7 +57,16 @@ def tv(alpha: float, form: Form, noise: str, steps: int) -> torch.Tensor:
     dynamics: Dynamics = Known(ENV, task.channel) if noise == "known" else Neural(ENV, rows, 32)
     source = OnPolicy(task, policy, 64, 0.05)
     engine: Any = "auto" if form is JOINT else "eager"  # so that compiled loops are compared with plain torch, too
-    trainer = Trainer(task, policy, dynamics, DetailedBalance(form), source, lr=1e-2, dynamics_lr=5e-3, engine=engine)
+    trainer = Trainer(
+        task,
+        policy,
+        dynamics,
+        DetailedBalance(form),
+        source,
+        lr=1e-2,
+        noise=NoiseTraining(lr=5e-3),
+        iteration=Iteration(engine=engine),
+    )
     trainer.train(steps)
     graph: Any = Graph(ENV)
     with trainer.averaged():

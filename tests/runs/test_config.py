@@ -8,7 +8,7 @@ import pytest
 
 from stochflow.errors import UserError
 from stochflow.law.floors import caution
-from stochflow.law.measure import verdict
+from stochflow.law.verdict import verdict
 from stochflow.runs.config import OBJECTIVES, TASKS, Config, GridTask, Train, UserTask, configure
 from stochflow.runs.experiment import resume, train
 
