@@ -4,14 +4,14 @@ python examples/own_oracle.py
 stochflow train examples.own_oracle:gc_task --length 6 --steps 2000
 """
 
-from stochflow import Slip, strings_task, train
+from stochflow import Slip, Task, strings_task, train
 
 
 def gc_content(texts: list[str]) -> list[float]:
     return [(t.count("G") + t.count("C")) / len(t) for t in texts]
 
 
-def gc_task(length: int = 6, stick: float = 0.1):
+def gc_task(length: int = 6, stick: float = 0.1) -> Task:
     """DNA strings that are drawn in proportion to their GC content."""
     return strings_task(gc_content, alphabet="ACGT", length=length, channel=Slip(stick))
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from stochflow.errors import UserError
+from stochflow.files.shield import plain_matplotlib
 from stochflow.ops import masked_log_softmax
 from stochflow.worlds.grid import Corners
 from stochflow.worlds.grid import Grid as Hypergrid
@@ -326,6 +327,7 @@ def plot_samples(model: GFlowNet, n: int = 10_000, path: str | Path = "samples.p
     """Draw n samples and save a picture of them beside the target; looking does not change the random numbers of training."""
     if not isinstance(n, int) or n < 1:
         raise UserError(f"plot_samples(n={n!r}) has nothing to draw: give a whole number of at least 1")
+    plain_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -185,9 +185,9 @@ def test_a_users_own_function_is_a_task(tmp_path, monkeypatch, capsys):
     (tmp_path / "own_task_module.py").write_text(
         textwrap.dedent(
             """
-            from stochflow import strings_task
+            from stochflow import Task, strings_task
 
-            def gc(length: int = 3, bonus: float = 0.1):
+            def gc(length: int = 3, bonus: float = 0.1) -> Task:
                 '''Strings rich in G and C.'''
                 return strings_task(lambda texts: [t.count("G") + t.count("C") + bonus for t in texts], "ACGT", length)
             """
@@ -203,7 +203,7 @@ def test_a_users_own_function_is_a_task(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.startswith("run folder: run\n")
     assert "run/samples.fasta" in out
-    assert main(["sample", "run", "-n", "4", "--format", "fasta"]) == 0
+    assert main(["sample", "run", "-n", "4", "--format", "fasta", "--task", "own_task_module:gc"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
     assert lines[0].startswith(">design_0001 score=")

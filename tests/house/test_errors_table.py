@@ -123,7 +123,7 @@ TABLE = {
     "every checkpoint damaged": (["eval", "{tmp}/damaged"], ["damaged", "step-00000003.safetensors"]),
     "an unknown key in config.json": (["eval", "{tmp}/foreign"], ["stepz", 'did you mean "steps"']),
     "a config.json that is not JSON": (["eval", "{tmp}/torn"], ["config.json", "not JSON"]),
-    "a --config that is not there": (["train", "--config", "{tmp}/no.json"], ["no.json", "cannot be read"]),
+    "a --config that is not there": (["train", "--config", "{tmp}/no.json"], ["no.json", "no file"]),
     "a --config for another task": (["train", "tfbind8", "--config", "{tmp}/run/config.json"], ["grid", "tfbind8"]),
     "no GPU": (["train", "grid", "--device", "cuda"], ["--device cuda", "--device cpu"]),
     "something after tasks": (["tasks", "grid"], ["takes nothing"]),

@@ -29,6 +29,7 @@ from stochflow.runs.folder import Run, load_checkpoint
 from stochflow.runs.tasks import strings_task
 from stochflow.scores import oracles
 from stochflow.scores.oracles import Cached, Host
+from stochflow.types import Task
 from stochflow.worlds.channels import Slip
 
 SMALL = """--batch 64 --hidden 8 --layers 1 --steps 12 --log-every 2 --eval-every 4 --save-every 6 --replay 0.5 --replay-size 128
@@ -63,10 +64,13 @@ class Service:
         self.mended.set()
 
 
+AGAIN = ["--task", "faulty:design"]  # a folder alone runs no code
+
+
 def offer(patch: pytest.MonkeyPatch, service: Service) -> None:
     """Make it the oracle of the task `faulty:design`; pauses between two tries take no time."""
 
-    def design(length: int = 12):
+    def design(length: int = 12) -> Task:
         return strings_task(service, "ACGT", length, channel=Slip(0.2))
 
     module = types.ModuleType("faulty")
@@ -162,7 +166,7 @@ def test_an_oracle_that_fails_stops_the_run_which_then_goes_on_as_if_it_had_not(
     kept = [json.loads(line)["text"] for line in (out / "oracle.jsonl").read_text().splitlines()]
     assert sorted(kept) == sorted(service.asked)  # all that was answered, once
     service.mend()
-    assert main(["resume", str(out), "--quiet"]) == 0
+    assert main(["resume", str(out), "--quiet", *AGAIN]) == 0
     assert_same_end(out, base / length)
     assert len(service.asked) == len(set(service.asked))  # nothing was asked for again
 
@@ -198,7 +202,7 @@ def test_a_resumed_run_asks_for_nothing_it_knows(service, whole, tmp_path):
         file.unlink()
     with (tmp_path / "run" / "oracle.jsonl").open("a") as f:
         f.write('{"text": "ACGTACGT')  # the line it was writing when it was killed
-    assert main(["resume", str(tmp_path / "run"), "--quiet"]) == 0
+    assert main(["resume", str(tmp_path / "run"), "--quiet", *AGAIN]) == 0
     assert service.asked == []
     assert_same_end(tmp_path / "run", base / "12")
     assert (tmp_path / "run" / "oracle.jsonl").read_bytes() == (base / "12" / "oracle.jsonl").read_bytes()
@@ -207,10 +211,10 @@ def test_a_resumed_run_asks_for_nothing_it_knows(service, whole, tmp_path):
 def test_looking_at_a_run_asks_for_nothing_it_knows_and_changes_nothing(service, whole, capfd):
     base, _ = whole
     before = {p: p.read_bytes() for p in base.rglob("*") if p.is_file()}
-    assert main(["eval", str(base / "12"), "--json"]) == 0
+    assert main(["eval", str(base / "12"), "--json", *AGAIN]) == 0
     found = json.loads(capfd.readouterr().out)
     assert service.asked == []
-    assert main(["sample", str(base / "12"), "-n", "20"]) == 0  # new designs, which are paid for
+    assert main(["sample", str(base / "12"), "-n", "20", *AGAIN]) == 0  # new designs, which are paid for
     assert {p: p.read_bytes() for p in base.rglob("*") if p.is_file()} == before
     summary = json.loads((base / "12" / "summary.json").read_text())
     assert {k: found[k] for k in ("elbo", "top_score")} == {k: summary[k] for k in ("elbo", "top_score")}
@@ -223,7 +227,7 @@ def test_answers_from_the_file_do_not_make_a_slow_oracle_look_quick(service, tmp
         assert train(tmp_path / "run", "--length", "8") == 0
     asked = len(service.asked)
     assert asked < 2500  # the looks' sample, of 65,536 strings
-    assert main(["resume", str(tmp_path / "run"), "--quiet"]) == 0
+    assert main(["resume", str(tmp_path / "run"), "--quiet", *AGAIN]) == 0
     assert len(service.asked) == asked
     assert json.loads((tmp_path / "run" / "summary.json").read_text()).get("tv") is None
 
@@ -250,7 +254,7 @@ def test_a_task_made_in_python_is_told_how_to_go_on(service, tmp_path):
 
 OWN = """
 import os, signal
-from stochflow import strings_task
+from stochflow import Task, strings_task
 
 batches = []
 
@@ -262,7 +266,7 @@ def score(texts):
         f.writelines(t + "\\n" for t in texts)
     return [0.1 + t.count("G") for t in texts]
 
-def design():
+def design() -> Task:
     return strings_task(score, "ACGT", 12)
 """
 
@@ -278,7 +282,7 @@ def test_a_run_killed_while_it_waits_for_its_oracle_asks_for_nothing_again(tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mended").touch()
-    assert main(["resume", "run", "--quiet"]) == 0
+    assert main(["resume", "run", "--quiet", "--trust"]) == 0
     assert main([*words[:-1], "whole"]) == 0
     assert_same_end(tmp_path / "run", tmp_path / "whole")
     asked = (tmp_path / "asked.txt").read_text().split()

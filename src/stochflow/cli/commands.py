@@ -52,6 +52,10 @@ class Resume:
     """say only the final figures"""
     track: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
     """send the log to a tracker too"""
+    task: str = ""
+    """a task of one's own is code: name it again, as my_module:my_function, to have it imported and called"""
+    trust: bool = False
+    """import and call whatever task the folder names, after it has been shown"""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,10 @@ class Sample:
     """keep only this many, the best by score; 0: all"""
     simulate: int = 0
     """make each of them this often through the task's noise, and sort by the mean score of what comes out"""
+    task: str = ""
+    """a task of one's own is code: name it again, as my_module:my_function, to have it imported and called"""
+    trust: bool = False
+    """import and call whatever task the folder names, after it has been shown"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,12 @@ class Eval:
     """print one JSON object"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one"""
+    saved: bool = False
+    """show the figures that the run saved at its end: nothing is computed, and no code of the run's is needed"""
+    task: str = ""
+    """a task of one's own is code: name it again, as my_module:my_function, to have it imported and called"""
+    trust: bool = False
+    """import and call whatever task the folder names, after it has been shown"""
 
 
 @dataclass(frozen=True)
@@ -232,7 +246,16 @@ def _settings_class(name: str) -> Any:
         raise UserError(
             f"the types of {name} cannot be read ({error}): import them where the function stands"
         ) from error
-    reserved = {f.name for f in dataclasses.fields(Train)} | {"out", "quiet", "config", "json", "track"}
+    reserved = {f.name for f in dataclasses.fields(Train)} | {
+        "out",
+        "quiet",
+        "config",
+        "json",
+        "track",
+        "name",
+        "trust",
+        "task",
+    }
     fields: list[Any] = []
     for p in inspect.signature(function).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
@@ -240,12 +263,25 @@ def _settings_class(name: str) -> Any:
                 f'the parameter "{p}" of {name} cannot become a flag: give the function plain keyword parameters'
             )
         if p.name in reserved:
-            raise UserError(f'the parameter "{p.name}" of {name} is already a flag of every task: rename it')
+            raise UserError(f'the parameter "{p.name}" of {name} is already a word of every task: rename it')
         kind = hints.get(p.name, str if p.default in (p.empty, None) else type(p.default))
         fields.append((p.name, kind) if p.default is p.empty else (p.name, kind, field(default=p.default)))
     made = dataclasses.make_dataclass(getattr(function, "__name__", "task"), fields, frozen=True)
     made.__doc__ = _one_line(function) or f"The task that {name} makes."
     return made
+
+
+def _of_user(name: str, settings: dict[str, Any]) -> Any:
+    """The saved settings of a user's task as its flags' defaults."""
+    from stochflow.runs import tasks, trust
+
+    trust.refuse_any_callable(tasks.find(name), name)
+    kind = _settings_class(name)
+    known = [f.name for f in dataclasses.fields(kind)]
+    for word in settings:
+        if word not in known:
+            raise UserError(f'--config: the task {name} has no parameter "{word}"{did_you_mean(word, known)}')
+    return kind(**settings)
 
 
 TITLES = {
@@ -259,7 +295,7 @@ def _parse(
     command: str, name: str, words: list[str], extra: list[Any], train: Train | None, defaults: Any = None
 ) -> Any:
     """Flags of the task, of training and of the command, side by side and without prefixes."""
-    kind = _settings_class(name)
+    kind = _settings_class(name) if defaults is None else type(defaults)
     needed = any(
         f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in dataclasses.fields(kind)
     )
@@ -274,9 +310,9 @@ def _parse(
     return tyro.cli(made, args=words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
 
 
-def _as_config(name: str, task: Any, train: Train | None) -> Config:
+def _as_config(name: str, task: Any, train: Train | None, origin: Literal["caller", "agreed"] = "caller") -> Config:
     if name not in TASKS:
-        task = UserTask(name, dataclasses.asdict(task))
+        task = UserTask(name, dataclasses.asdict(task), origin)
     return Config(task, train) if train else Config(task)
 
 
@@ -287,8 +323,15 @@ def _help(text: str) -> Any:
 # commands -------------------------------------------------------------------------------------------------------
 
 
+def _consent(asked: Any) -> Any:
+    """What was agreed to on this command line."""
+    from stochflow.runs.trust import Consent
+
+    return Consent(asked.task or None, asked.trust)
+
+
 def _train(words: list[str]) -> int:
-    saved = _saved_config(words)
+    saved, words = _saved_config(words)
     if saved is not None and (not words or words[0].startswith("-")):
         words = [saved.task.name, *words]
     name, flags = _task_and_flags("train", words)
@@ -296,7 +339,7 @@ def _train(words: list[str]) -> int:
         raise UserError(f'the --config file is for the task "{saved.task.name}", not for "{name}"')
     defaults = None
     if saved is not None:
-        defaults = _settings_class(name)(**saved.task.settings) if isinstance(saved.task, UserTask) else saved.task
+        defaults = _of_user(name, saved.task.settings) if isinstance(saved.task, UserTask) else saved.task
     base = saved.train if saved else Train(**getattr(TASKS.get(name), "train", {}))
     extra = [
         ("out", Annotated[str, _help("the run folder; by default runs/<task>-<objective>-<time>")], field(default="")),
@@ -313,7 +356,7 @@ def _train(words: list[str]) -> int:
         ),
     ]
     asked = _parse("train", name, flags, extra, base, defaults)
-    config = _as_config(name, asked.task, asked.train)
+    config = _as_config(name, asked.task, asked.train, "caller" if saved is None else "agreed")
     from stochflow.runs import experiment
     from stochflow.training.distributed import follows
 
@@ -327,22 +370,34 @@ def _train(words: list[str]) -> int:
     return 0
 
 
-def _saved_config(words: list[str]) -> Config | None:
-    """The file behind --config, read before the flags because it sets their defaults."""
-    path = None
-    for i, word in enumerate(words):
-        if word == "--config" and i + 1 < len(words):
-            path = Path(words[i + 1])
-        elif word.startswith("--config="):
-            path = Path(word.partition("=")[2])
+def _saved_config(words: list[str]) -> tuple[Config | None, list[str]]:
+    """The file behind --config, read before the flags because it sets their defaults, and the words without those that
+    agree to run the code that it names."""
+    path, rest, again, trusted = None, list[str](), "", False
+    named = iter(words)
+    for word in named:
+        flag, equals, value = word.partition("=")
+        if flag == "--config":
+            value = value if equals else next(named, "")
+            path = Path(value)
+            rest += [flag, value]
+        elif flag == "--task":
+            again = value if equals else next(named, "")
+        elif word == "--trust":
+            trusted = True
+        else:
+            rest.append(word)
     if path is None:
-        return None
-    try:
-        return Config.from_dict(json.loads(path.read_text()), str(path))
-    except OSError as error:
-        raise UserError(f"--config {path} cannot be read: {error.strerror}") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"--config {path} is not JSON: {error}") from error
+        return None, words
+    from stochflow.files.reading import read_json
+    from stochflow.runs import trust
+
+    saved = read_json(path, Config.from_dict, in_folder=False)
+    if isinstance(saved.task, UserTask):
+        first = rest[0] if rest and ":" in rest[0] else ""
+        consent = trust.Consent(again or first or None, trusted)
+        saved = dataclasses.replace(saved, task=trust.agreed(saved.task, consent, path, trust.remembered(path.parent)))
+    return saved, rest
 
 
 def _resume(words: list[str]) -> int:
@@ -352,9 +407,7 @@ def _resume(words: list[str]) -> int:
 
     show = Progress(asked.quiet or follows())
     with show:
-        done = experiment.resume(
-            asked.run, asked.steps or None, on_start=show.start, on_progress=show.update, track=asked.track
-        )
+        done = experiment.resume(asked.run, asked.steps or None, show.update, show.start, _consent(asked), asked.track)
     if not follows():
         closing(done.summary, done.files, asked.quiet, done.path)
     return 0
@@ -370,7 +423,7 @@ def _sample(words: list[str]) -> int:
         kind = by_name.get(asked.out.suffix.lower() if asked.out else "", "csv")
     from stochflow.runs import experiment, export
 
-    opened = experiment.open_run(asked.run)
+    opened = experiment.open_run(asked.run, _consent(asked))
     from stochflow.look.shortlist import known_modes, shortlist, synthesised
 
     # a shortlist has modes of its own; what passes through is held against those of the run
@@ -393,7 +446,10 @@ def _eval(words: list[str]) -> int:
     asked = tyro.cli(Eval, args=words, prog="stochflow eval")
     from stochflow.runs import experiment
 
-    found = experiment.evaluate_run(asked.run, device=asked.device)
+    if asked.saved:
+        found = experiment.saved_figures(asked.run)
+    else:
+        found = experiment.evaluate_run(asked.run, asked.device, _consent(asked))
     if asked.json:
         print(json.dumps(found))
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stochflow.errors import UserError
+from stochflow.files.shield import plain_matplotlib
 from stochflow.law.verdict import number
 from stochflow.types import plain
 
@@ -112,8 +113,7 @@ def fan_chart(
     recent: int,
 ) -> None:
     """Each series' last `recent` values, the median, and the intervals as a fan; at most six series."""
-    import matplotlib
-
+    matplotlib = plain_matplotlib()
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

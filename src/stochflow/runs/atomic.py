@@ -1,22 +1,32 @@
-"""Files that are there whole or not at all: whoever reads one sees what was there before or all of the new, never a part."""
+"""Files that are there whole or not at all: whoever reads one sees what was there before or all of the new, never a part.
+
+What is not a regular file (a link, a device, a FIFO) is never replaced or written through: in a stranger's folder a link
+could lead to any file of the user's, and `--out /dev/null` would take the device away.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from stochflow.errors import UserError
+from stochflow.files.reading import shown
 
 
 @contextlib.contextmanager
 def replacing(path: Path, text: bool = False) -> Iterator[IO[Any]]:
     """A file to write `path` into. Its name appears when all of it is on the disk; where that fails, nothing is left behind."""
+    refuse_special(path)
     temporary = path.with_name(path.name + ".tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()  # of a writer that was killed; a link there would lead elsewhere
     try:
-        with temporary.open("w", encoding="utf-8", newline="") if text else temporary.open("wb") as file:
+        mode, more = ("x", {"encoding": "utf-8", "newline": ""}) if text else ("xb", {})
+        with temporary.open(mode, **more) as file:  # type: ignore[call-overload]
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -25,24 +35,60 @@ def replacing(path: Path, text: bool = False) -> Iterator[IO[Any]]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    if os.name == "posix":  # the new name itself must survive a power cut
-        folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """A new name must survive a power cut too."""
+    if os.name == "posix":
+        number = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(number)
         finally:
-            os.close(folder)
+            os.close(number)
+
+
+def refuse_special(path: Path) -> None:
+    """UserError where something stands at `path` that is not a regular file."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return  # nothing is there; what else is wrong will be said when it is opened
+    if not stat.S_ISREG(found.st_mode):
+        what = (
+            "a link"
+            if stat.S_ISLNK(found.st_mode)
+            else "a folder"
+            if stat.S_ISDIR(found.st_mode)
+            else "a device or FIFO"
+        )
+        raise UserError(f"{shown(path)} is {what}, and only a regular file is written or replaced: choose another name")
+
+
+@contextlib.contextmanager
+def appending(path: Path, sync: bool = False) -> Iterator[IO[bytes]]:
+    """A regular file to append to, made where there is none; with `sync` what was written is on the disk afterwards."""
+    refuse_special(path)
+    with path.open("ab") as file:
+        yield file
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
 def text_file(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """The same for a text that a person asked for, its folders made; what the system refuses is said in one sentence."""
+    """The same as `replacing` for a text that a person asked for, its folders made; what the system refuses is said in one sentence."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, text=True) as file:
             yield file
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror or error}): choose another --out") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{shown(path)} cannot be written ({reason}): choose another --out") from error
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:

@@ -49,7 +49,7 @@ def make_task(settings: Any) -> Task:
         raise UserError(
             "this run's task was made in Python and cannot be rebuilt from its folder: in Python, `stochflow.runs.experiment` has `resume(path, task=...)`, `sample_run` and `open_run` for it"
         )
-    return tasks.load(settings.name, **settings.settings)
+    return tasks.user_task(settings)
 
 
 def lasting(task: Task, settings: Train, before: Task | None = None) -> Task:

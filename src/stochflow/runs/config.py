@@ -319,8 +319,20 @@ class UserTask:
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
+    # who named it: the caller, a file, or a file whose task the user has agreed to (see `trust.agreed`)
+    origin: Literal["caller", "file", "agreed"] = field(default="caller", compare=False, repr=False)
 
     train: ClassVar[dict[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        if "name" in self.settings:
+            raise UserError(
+                f'the parameter "name" of {self.name} stands for the task itself: rename it in the function'
+            )
+
+    def agreed(self) -> UserTask:
+        """The same, allowed to be imported and called."""
+        return dataclasses.replace(self, origin="agreed")
 
 
 @dataclass(frozen=True)
@@ -366,6 +378,8 @@ class Config:
             train = _as_published(train)
         own = dict(data["task"])
         task = task_of(str(own.pop("name")), own, f"{where}, task")
+        if isinstance(task, UserTask):
+            task = dataclasses.replace(task, origin="file")
         values = data.get("values", {})
         if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
             raise UserError(f'{where}: "values" must be an object of texts, not {values!r}')

@@ -25,11 +25,13 @@ from stochflow.law import picture
 from stochflow.law.exact import expected_modes
 from stochflow.law.measure import SAMPLES, Yardstick, forked, not_better
 from stochflow.law.verdict import verdict
-from stochflow.runs import export, ranks
+from stochflow.runs import export, ranks, trust
+from stochflow.runs.atomic import refuse_special
 from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasting, make_task, pick_device
 from stochflow.runs.config import Config, Train, UserTask, configure
 from stochflow.runs.folder import Checkpoint, Run, environment
 from stochflow.runs.tracking import open_tracker
+from stochflow.runs.trust import Consent
 from stochflow.runs.values import MakeSource, Values, taken_out
 from stochflow.scores.oracles import Cached, TextOracle
 from stochflow.training import distributed
@@ -193,12 +195,13 @@ def resume(
     steps: int | None = None,
     on_progress: OnProgress | None = None,
     on_start: OnStart | None = None,
-    task: Task | None = None,
+    task: Task | Consent | str | None = None,
     track: str = "none",
     **objects: Any,
 ) -> Result:
     """Go on until `steps` iterations are done in all: the same run, bit for bit on CPU, as if it had never stopped.
 
+    `task`: the run's task where it was made in Python, or its name `module:function` again: a folder alone runs no code.
     `objects`: the same `objective`, `net`, `dynamics` and `source` that the run was trained with, where they were values.
     """
     apart = ranks.own_folder(path) != Path(path)
@@ -207,7 +210,7 @@ def resume(
         if group is not None and group.rank > 0:
             config, found, threads = group.from_first()
             _same_threads(config, threads)
-            made = lasting(make_task(config.task) if task is None else task, config.train)
+            made = lasting(_rebuilt(task, config.task, path), config.train)
             experiment = Experiment(config, made, values=_values(objects, config, path))
             ranks.begin(experiment.trainer, group, config.train.seed)
             return _follow(experiment, group, found)
@@ -226,7 +229,7 @@ def resume(
             _same_threads(config, threads)
             if group is not None:
                 group.from_first((config, found, threads))
-            made = lasting(make_task(config.task) if task is None else task, config.train)
+            made = lasting(_rebuilt(task, config.task, path), config.train)
             with _answers_kept(made, run), _tracked(track, run, on_progress) as progress:
                 experiment = Experiment(config, made, values=values)
                 if group is not None:
@@ -265,14 +268,16 @@ def _take_up(session: _Session, found: Checkpoint | None, config: Config, path: 
     run.write("config.json", config.to_dict())
 
 
-def open_run(path: str | Path, task: Task | None = None, device: str = "auto", **objects: Any) -> Experiment:
-    """A trained run, ready to look at or to sample from; nothing in its folder is changed. `objects` as in `resume`."""
+def open_run(
+    path: str | Path, task: Task | Consent | str | None = None, device: str = "auto", **objects: Any
+) -> Experiment:
+    """A trained run, ready to look at or to sample from; nothing in its folder is changed. `task`, `objects` as in `resume`."""
     run = Run.open(path)
     values = _values(objects, run.config, path)
     found = run.load()
     if found is None:
         raise UserError(f"{path} has no checkpoint yet: train it further with `stochflow resume {path}`")
-    made = lasting(make_task(run.config.task) if task is None else task, run.config.train)
+    made = lasting(_rebuilt(task, run.config.task, path), run.config.train)
     if isinstance(made.oracle, Cached):
         made.oracle.recall(run.path / ANSWERS)
         recall_ranks(made.oracle, run.path)
@@ -303,9 +308,30 @@ def _load(experiment: Experiment, found: Checkpoint, path: str | Path) -> None:
         ) from error
 
 
-def evaluate_run(path: str | Path, device: str = "auto", task: Task | None = None) -> dict[str, Any]:
+def _rebuilt(task: Task | Consent | str | None, settings: Any, path: str | Path) -> Task:
+    """The run's task: as it was given, or made again from its settings, where that needs code only as far as agreed to."""
+    if isinstance(task, Task):
+        return task
+    consent = task if isinstance(task, Consent) else Consent(task)
+    if isinstance(settings, UserTask) and settings.name != IN_PYTHON:
+        settings = trust.agreed(settings, consent, Path(path), trust.remembered(Path(path)))
+    elif consent.name is not None and consent.name != settings.name:
+        raise UserError(f"{path} is a run of the task {settings.name}, not of {consent.name!r}: leave --task out")
+    return make_task(settings)
+
+
+def evaluate_run(path: str | Path, device: str = "auto", task: Task | Consent | str | None = None) -> dict[str, Any]:
     """The figures of a trained run, from its averaged weights."""
     return open_run(path, task, device).measure(final=True)
+
+
+def saved_figures(path: str | Path) -> dict[str, Any]:
+    """The final figures as the run wrote them: nothing is computed, and none of its code is needed."""
+    run = Run.open(path)
+    found = run.read("summary.json")
+    if not found:
+        raise UserError(f"{path} holds no final figures: the run has not ended, go on with `stochflow resume {path}`")
+    return found
 
 
 def floor_of(config: Config) -> dict[str, Any]:
@@ -379,6 +405,9 @@ def _write_environment(run: Run, experiment: Experiment) -> None:
     chosen = experiment.trainer.engines
     log.info(chosen.sentence())
     more = {"listed": experiment.yardstick.exact} | chosen.describe()
+    task = run.config.task
+    if isinstance(task, UserTask) and task.name != IN_PYTHON:
+        more["task"] = trust.source_of(task.name)  # so that a change of the code can be noticed
     run.write("environment.json", environment(experiment.device.type) | more)
 
 
@@ -455,7 +484,8 @@ class _Session:
             ) from error
         except Exception as error:
             file = self.run.path / "error.txt"
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, UserError):
+                refuse_special(file)
                 file.write_text(traceback.format_exc())
                 error.written_to = file  # type: ignore[attr-defined]
             if (

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from stochflow.errors import UserError
+from stochflow.files.reading import Unreadable, read_text
 from stochflow.runs.atomic import text_file
 
 Row = dict[str, Any]
+log = logging.getLogger("stochflow")
 
 
 def write_rows(rows: Iterable[Row], kind: str, file: IO[str]) -> None:
@@ -31,11 +35,15 @@ def write_file(rows: Iterable[Row], kind: str, path: str | os.PathLike[str]) -> 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     """The rows of a CSV file that a run wrote; none where it is not there or is damaged."""
-    try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error):
+    if not os.path.lexists(path):
         return []
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(path, in_folder=True), newline="")))
+    except (Unreadable, csv.Error) as error:
+        log.warning("%s; its objects are left out", error)
+        return []
+    # a short row lacks values, a long one has them under no name
+    return [{k: v for k, v in row.items() if isinstance(k, str) and isinstance(v, str)} for row in rows]
 
 
 def _plain(value: Any) -> Any:

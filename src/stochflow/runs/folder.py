@@ -30,7 +30,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from stochflow import __version__
 from stochflow.errors import UserError
-from stochflow.runs.atomic import replacing
+from stochflow.files.reading import MB, Unreadable, read_json, read_json_lines
+from stochflow.runs.atomic import appending, refuse_special, replacing
 from stochflow.runs.config import Config
 from stochflow.types import plain
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 1  # of a checkpoint; a newer one is refused by name
+SMALL = 16 * MB  # the most that is read of a JSON file
 KEEP = 2  # checkpoints kept besides the best
 OURS = frozenset(  # the files a run writes beside its checkpoints
     "config.json environment.json summary.json metrics.jsonl oracle.jsonl samples.csv samples.fasta law.npz report.html yardstick.json".split()
@@ -90,13 +92,7 @@ class Run:
             what = "does not exist" if not path.exists() else "is not a run folder (it holds no config.json)"
             raise UserError(f"{path} {what}: give the folder that `stochflow train` printed")
         with _named_errors(path):
-            try:
-                data = json.loads((path / "config.json").read_text())
-            except ValueError as error:
-                raise UserError(
-                    f"{path / 'config.json'} is not JSON ({error}): restore it, or train again into another --out"
-                ) from error
-            config = Config.from_dict(data, str(path / "config.json"))
+            config = read_json(path / "config.json", Config.from_dict, SMALL)
             lock = _lock(path) if write else None
             if write:
                 for leftover in [
@@ -138,25 +134,33 @@ class Run:
             yield file
 
     def read(self, name: str) -> Any:
-        """A JSON file of the folder; None where there is none."""
+        """A JSON object of the folder; None where there is none, or where it is damaged, which is said."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.exists() else None
+        if not os.path.lexists(path):
+            return None
+        try:
+            return read_json(path, _an_object, SMALL)
+        except Unreadable as error:
+            log.warning("%s; it is left out", error)
+            return None
 
     # metrics ----------------------------------------------------------------------------------------------------
 
     def log(self, record: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl and hand it to the system at once."""
-        with _named_errors(self.path), (self.path / "metrics.jsonl").open("a") as f:
-            f.write(json.dumps(plain(record)) + "\n")
+        with _named_errors(self.path), appending(self.path / "metrics.jsonl") as file:
+            file.write((json.dumps(plain(record)) + "\n").encode())
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut off by a kill is left out."""
         path = self.path / "metrics.jsonl"
-        records = []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            with contextlib.suppress(ValueError):
-                records.append(json.loads(line))
-        return records
+        if not os.path.lexists(path):
+            return []
+        found = read_json_lines(path, _an_object)
+        if found.gaps:
+            more = f" (and {len(found.gaps) - 1} more)" if len(found.gaps) > 1 else ""
+            log.warning("%s%s; the other lines are used", found.gaps[0], more)
+        return found.records
 
     def truncate_metrics(self, step: int) -> None:
         """Forget what was logged after `step`: a resumed run logs it again."""
@@ -221,6 +225,12 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return (Path(path) / "config.json").is_file()
 
 
+def _an_object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Unreadable(f"{where} is not a JSON object: restore or remove it")
+    return value
+
+
 def write_json(path: Path, data: Any) -> Path:
     """A JSON file, replaced whole."""
     _replace(path, (json.dumps(plain(data), indent=2) + "\n").encode())
@@ -256,6 +266,7 @@ def _refuse_existing(path: Path) -> None:
 
 def _lock(path: Path) -> Any:
     """An open file that holds the folder's lock; closed, or its process ended, the folder is free."""
+    refuse_special(path / ".lock")
     file = (path / ".lock").open("a")
     try:
         import fcntl

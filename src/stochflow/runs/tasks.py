@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from stochflow.errors import UserError, did_you_mean
 from stochflow.law.modes import tfbind8_modes
-from stochflow.runs import config
+from stochflow.runs import config, trust
 from stochflow.runs.config import BitsTask, GCTask, GridTask, PeptideTask, RNATask, TFBind8Task
 from stochflow.scores.data import tfbind8
 from stochflow.scores.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
@@ -34,7 +33,7 @@ from stochflow.worlds.strings import PROTEIN, Strings
 def build(settings: Any) -> Task:
     """The task that a settings dataclass of `config` describes."""
     if isinstance(settings, config.UserTask):
-        return load(settings.name, **settings.settings)
+        return user_task(settings)
     makers: dict[str, Callable[..., Task]] = {
         "grid": grid_task,
         "tfbind8": tfbind8_task,
@@ -218,13 +217,24 @@ def make_channel(env: Env, stick: float, noise: str = "slip", confusion: str = "
 # the user's own -------------------------------------------------------------------------------------------------
 
 
+def user_task(settings: config.UserTask) -> Task:
+    """The task of a `UserTask`. One that a file names is code that nobody has agreed to: see `trust.agreed`."""
+    if settings.origin == "file":
+        raise UserError(
+            f"the task {settings.name} is named by a file and is code, which is not run unasked: name it again "
+            f"(task={settings.name!r} in Python, --task {settings.name} on the command line)"
+        )
+    if settings.origin == "agreed":
+        trust.refuse_any_callable(find(settings.name), settings.name)
+    return load(settings.name, **settings.settings)
+
+
 def find(spec: str) -> Callable[..., Any]:
-    """The function that `pkg.module:function` names, searched from the current directory too."""
+    """The function that `pkg.module:function` names, searched from the current directory too (but for a run folder)."""
     module_name, _, function = spec.partition(":")
-    if not module_name or not function:
+    if not trust.SPEC.fullmatch(spec):
         raise UserError(f"{spec!r} names no task function: write it as package.module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    sys.path[:] = trust.search_path()
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)

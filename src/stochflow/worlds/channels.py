@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
+from stochflow.files.reading import MB, read_text
 from stochflow.ops import NEG, arange, keep, pick
 from stochflow.worlds.env import Channel
+
+TABLE = 16 * MB  # the most that is read of a confusion table
 
 
 def _check_alpha(alpha: float) -> float:
@@ -179,11 +182,14 @@ class Confusion(Channel):
 def _read_csv(path: str) -> Tensor:
     import numpy as np
 
+    if "://" in path:
+        raise UserError(f"the confusion table {path} is an address of the network: save it as a file and name that")
+    lines = read_text(path, TABLE).splitlines()
     for header in (0, 1):  # lines of names to skip: spreadsheets write one
         try:
-            return torch.as_tensor(np.loadtxt(path, delimiter=",", ndmin=2, skiprows=header))
-        except (OSError, ValueError) as problem:
-            reason = "there is no such file" if isinstance(problem, FileNotFoundError) else str(problem).rstrip(".")
+            return torch.as_tensor(np.loadtxt(lines, delimiter=",", ndmin=2, skiprows=header))
+        except ValueError as problem:
+            reason = str(problem).rstrip(".")
     raise UserError(
         f"cannot read a confusion table from {path}: {reason}; give a CSV file of numbers, one row per action, "
         "with or without a line of names"

@@ -1,6 +1,7 @@
 """Where compiled loops are kept: a folder of this package under the user's cache directory.
 
 Its name holds a hash over all sources of the engine, because numba itself notices changes in a function's own file only.
+What numba keeps are pickles, so a folder that anybody else could write into is not used.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def folder() -> Path | None:
         for path in (own, here):
             path.mkdir(mode=0o700, exist_ok=True)
             _check(path)
+        for path in Path(os.path.realpath(own)).parents:
+            _check_above(path)
         return here
     except (OSError, RuntimeError) as error:
         log.warning("compiled loops are not kept for the next time: %s", error)
@@ -64,12 +67,22 @@ def _check(path: Path) -> None:
         raise OSError(f"{path} is not writable")
 
 
-def _fingerprint() -> str:
-    from llvmlite.binding import get_host_cpu_name
+def _check_above(path: Path) -> None:
+    """Whoever can write above can put another folder in its place."""
+    if os.name != "posix":
+        return
+    found = path.stat()
+    if found.st_uid not in (0, os.getuid()):
+        raise OSError(f"{path}, above it, belongs to another user")
+    others = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid()))
+    if others and not found.st_mode & stat.S_ISVTX:
+        raise OSError(f"{path}, above it, is writable by others")
 
+
+def _fingerprint() -> str:
     found = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         found.update(path.name.encode() + b"\0" + path.read_bytes())
-    versions = [version(name) for name in ("numba", "llvmlite", "numpy")]
-    found.update(repr((versions, platform.python_version(), platform.machine(), get_host_cpu_name())).encode())
+    versions = [version(name) for name in ("numba", "llvmlite", "numpy")]  # numba's own index knows the processor
+    found.update(repr((versions, platform.python_version(), platform.machine())).encode())
     return found.hexdigest()[:16]

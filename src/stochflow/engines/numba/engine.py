@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk
 from stochflow.engines.flat import FlatParameters
-from stochflow.engines.numba import covers
+from stochflow.engines.numba import covers, settings
 from stochflow.noise.dynamics import Dynamics
 from stochflow.types import Trajectories
 
@@ -32,12 +32,11 @@ class Numba:
 
     def unavailable(self) -> str | None:
         try:
-            import numba
+            numba = settings.shielded()
         except ImportError as error:  # it is not there, or does not go with this numpy
             missing = isinstance(error, ModuleNotFoundError) and error.name == "numba"
             return "numba is not installed" if missing else f"numba cannot be imported ({error})"
-        config: Any = numba.config
-        return "NUMBA_DISABLE_JIT is set" if config.DISABLE_JIT else None
+        return "NUMBA_DISABLE_JIT is set" if numba.config.DISABLE_JIT else settings.why_not()
 
     def why_not_walk(self, request: Request) -> str | None:
         return covers.walks(request)

@@ -9,11 +9,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
-from stochflow.engines.numba import cache
+from stochflow.engines.numba import cache, settings
+
+numba = settings.shielded()
 
 FAR = -1e9  # the log-probability of what is not legal, as `ops.NEG`
 
@@ -34,9 +35,7 @@ def compiled(entry: bool, *fastmath: str) -> Callable[[Any], Any]:
         here, kept = cache.folder(), config.CACHE_DIR
         if not entry or here is None:
             return numba.njit(**options)(function)
-        config.CACHE_DIR = str(
-            here
-        )  # read while decorating; a .numba_config.yaml of the working directory must not direct it
+        config.CACHE_DIR = str(here)  # read while decorating
         try:
             return numba.njit(cache=True, **options)(function)
         finally:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 
@@ -29,7 +28,7 @@ from stochflow.engines.numba.gradient import (
     shared,
     weight_gradients,
 )
-from stochflow.engines.numba.jit import in_parts, loop, part
+from stochflow.engines.numba.jit import in_parts, loop, numba, part
 from stochflow.engines.numba.noise import (
     NOWHERE,
     Batch,

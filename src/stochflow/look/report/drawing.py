@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stochflow.files.shield import plain_matplotlib
+
 MARKERS = {  # drawn in this -> shown as that variable of the page
     "#010203": "--ink",
     "#020304": "--faint",
@@ -35,6 +37,7 @@ class Panel:
 
 def axes(width: float = WIDTH, height: float = HEIGHT, x: str = "", y: str = "", grid: bool = True) -> tuple[Any, Any]:
     """An empty figure and its axes, in the page's colours. No pyplot: nothing global, so it may be drawn in any thread."""
+    plain_matplotlib()
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import shlex
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from stochflow.files.arrays import read_npz
+from stochflow.files.reading import Unreadable
 from stochflow.look.health import Finding, diagnose
 from stochflow.runs.config import TASKS, Config, Train, UserTask
 from stochflow.runs.export import read_rows
 from stochflow.runs.folder import Run
 
 Row = dict[str, Any]
+log = logging.getLogger("stochflow")
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class RunFiles:
             run.path,
             run.config,
             run.metrics(),
-            _json(run, "summary.json"),
-            _json(run, "environment.json"),
+            run.read("summary.json") or {},
+            run.read("environment.json") or {},
             read_rows(run.path / "samples.csv"),
             _law(run.path / "law.npz"),
         )
@@ -122,17 +125,11 @@ def values(rows: Sequence[Row], key: str) -> list[Row]:
     ]
 
 
-def _json(run: Run, name: str) -> Row:
-    try:
-        found = run.read(name)
-    except (OSError, ValueError):  # damaged: the rest of the folder can still be looked at
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _law(path: Path) -> dict[str, np.ndarray]:
+    if not os.path.lexists(path):
+        return {}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
+        return read_npz(path)
+    except Unreadable as error:
+        log.warning("%s; what it draws is left out", error)
         return {}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
+import os
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.arrays import unpack_npz
+from stochflow.files.reading import Unreadable, read_bytes, shown
 
 COUNT = 4**8  # all DNA 8-mers; entry i belongs to the 8-mer that is i in base 4 with A, C, G, T = 0, 1, 2, 3
 SIMPLIFIED = "simplified"
@@ -30,20 +30,22 @@ def tfbind8(table: str = "SIX6_REF_R1") -> np.ndarray:
         return simplified()
     if table in tables():
         content = files(__name__).joinpath(f"tfbind8_{table}.npz").read_bytes()
-    elif Path(table).is_file():
-        content = Path(table).read_bytes()
+    elif os.path.exists(table):
+        content = read_bytes(table)
     else:
         raise UserError(
             f"there is no TFBind8 table {table!r}{did_you_mean(table, tables())}: "
             f"take one of {', '.join(tables())} or the path of a file made by scripts/build_tfbind8.py"
         )
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            raw = stored["scores"]
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile):
+        raw = unpack_npz(content, shown(table))["scores"]
+        whole = raw.dtype.kind in "iuf" and bool(np.isfinite(raw).all())
+    except (Unreadable, KeyError):
+        whole = False
+    if not whole:
         raise UserError(
-            f"{table} is not a table made by scripts/build_tfbind8.py: build it again with that script"
-        ) from None
+            f"{shown(table)} is not a table made by scripts/build_tfbind8.py: build it again with that script"
+        )
     if raw.shape != (COUNT,) or raw.min() == raw.max():
         raise UserError(
             f"{table} must hold {COUNT} scores that are not all equal: build it again with scripts/build_tfbind8.py"
