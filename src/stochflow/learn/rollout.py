@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow.nets.layers import rows
 from stochflow.nets.policy import Policy
 from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, zeros
 from stochflow.types import Explore, Fading, Task, Trajectories
@@ -42,7 +41,7 @@ def rollout(
             else torch.zeros(seeds, batch, dtype=torch.long, device=device)
         )
     state = env.initial((seeds, batch), row)
-    steps = _shared_steps(policy, env, batch, device) if steps is None else steps
+    steps = Steps(_turn, _free_turn, policy.begin, policy.advance) if steps is None else steps
     logits, cache = steps.begin(state, policy.context(state))
     memory = task.channel.begin(state)
     noise, own = _noise(env, logits), _coins(env, logits, explore)
@@ -83,24 +82,6 @@ class Steps(NamedTuple):
     free_turn: Callable[..., Any]
     begin: Callable[..., Any]
     advance: Callable[..., Any]
-
-
-def _shared_steps(policy: Any, env: Any, batch: int, device: torch.device) -> Steps:
-    """The plain parts; where trajectories meet few states at first, those go through the network once, before anyone walks."""
-    early = policy.early(env.horizon, batch) if device.type == "cpu" and type(policy) is Policy else None
-    if early is None:
-        return Steps(_turn, _free_turn, policy.begin, policy.advance)
-    given = policy.raw(early.states)[..., : env.num_moves]
-
-    def begin(state: Tensor, context: Tensor | None) -> tuple[Tensor, Any]:
-        return rows(given, env.index(state)), None
-
-    def advance(cache: Any, state: Tensor, move: Tensor, t: int) -> tuple[Tensor, Any]:
-        if t + 1 < early.steps:
-            return rows(given, env.index(state)), None
-        return policy.begin(state) if t + 1 == early.steps else policy.advance(cache, state, move, t)
-
-    return Steps(_turn, _free_turn, begin, advance)
 
 
 def compiled_steps(policy: Any) -> Steps:

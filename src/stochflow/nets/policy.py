@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,42 +14,7 @@ from stochflow.nets.mlp import MLP
 from stochflow.types import PolicyOut, Trajectories
 from stochflow.worlds.env import Enumerable, Env
 
-
-class Early(NamedTuple):
-    """All states that trajectories can meet in their first steps, in the order of the environment's numbers."""
-
-    steps: int
-    states: Tensor  # [n, D]
-    features: Tensor | None = None  # [n, F] of the states, where they are kept
-
-
-# Early states per trajectory of the batch at most, on a GPU: a trajectory may end long before its last step, and a
-# finished one costs no further forward passes there.
-MOST_SHARED = 4
-MOST_KEPT = 1 << 22  # features of early states that are kept
-LEAST_SAVED = {"cuda": 4096, "cpu": 64}  # rows of a forward pass: looking states up costs a few operators
 BLOCK = 64  # rows of a block of distinct states are a multiple of this
-
-
-def _early(env: Enumerable, steps: int, batch: int, device: torch.device) -> Early | None:
-    """The early states for the number of steps that saves most rows; None where sharing them does not pay."""
-    owner: Any = next(cls for cls in type(env).__mro__ if "index" in vars(cls))
-    if device.type != "cpu" and not vars(owner).get("index_stays", False):
-        return None
-    saved = {}
-    for t in range(1, steps + 1):
-        if env.early_count(t) > batch * (steps if device.type == "cpu" else min(steps, MOST_SHARED)):
-            break
-        saved[t] = t * batch - env.early_count(t)
-    best = max(saved, key=lambda t: saved[t], default=0)
-    if not saved or saved[best] < max(LEAST_SAVED.get(device.type, 64), steps * batch // 4):
-        return None
-    states = env.early_states(best)
-    if not (torch.equal(env.index(states), torch.arange(len(states))) and torch.equal(states[0], env.initial((1,))[0])):
-        return None  # a subclass with another order of states
-    states = states.to(device)
-    features = env.features(states) if device.type != "cpu" else None  # read by the rollout kernel
-    return Early(best, states, features if features is not None and features.numel() <= MOST_KEPT else None)
 
 
 class Policy(nn.Module):
@@ -82,7 +47,6 @@ class Policy(nn.Module):
         self.head = Linear(self.trunk.width, sum(self.sizes), gens, gain=0.1)
         self.uniform: Tensor
         self.register_buffer("uniform", torch.zeros(1), persistent=False)
-        self._early: dict[tuple[int, int], Early | None] = {}  # by steps and batch
         self.log_z_unit = nn.Parameter(torch.zeros(len(seeds), 1))
         self.log_z_head = Linear(width, 1, gens, gain=0.1) if width else None
 
@@ -116,10 +80,7 @@ class Policy(nn.Module):
 
     def along(self, traj: Trajectories, context: Tensor | None = None, flows: bool = True) -> PolicyOut:
         """All states of a batch in one pass, [n, S, B, ...]; without `flows`, log Z is not added to log_flow."""
-        early = self.early(len(traj.states), traj.states.shape[2])
-        if early is not None and (early.steps == len(traj.states) or traj.states.is_cuda):
-            made = self._shared(traj.states, early)
-        elif self._repeats(traj.states):
+        if self._repeats(traj.states):
             made = self._distinct(traj.states)
         else:
             made = self.head(self._along(traj, context))
@@ -155,33 +116,9 @@ class Policy(nn.Module):
         made = [self.head(self.trunk(part, None)) for part in once.split(size, 1)]
         return rows(made[0] if len(made) == 1 else torch.cat(made, 1), name)
 
-    def early(self, steps: int, batch: int) -> Early | None:
-        """The first of `steps` states of a batch's trajectories, where they are far fewer than the trajectories."""
-        if self.encoder is not None or not self.trunk.numbered or torch.compiler.is_compiling():
-            return None
-        found = self._early.get((steps, batch))
-        moved = found is not None and found.states.device != self.device
-        if moved or (steps, batch) not in self._early:
-            assert isinstance(self.env, Enumerable)
-            found = self._early[steps, batch] = _early(self.env, steps, batch, self.device)
-        return found
-
     def _index(self, states: Tensor) -> Tensor:
         assert isinstance(self.env, Enumerable)  # which a numbered trunk implies
         return self.env.index(states)
-
-    def raw(self, states: Tensor) -> Tensor:
-        """The head's outputs [S, N, ...] for every seed at the same states [N, D]."""
-        return self.head(self.trunk(states.expand(self.num_seeds, -1, -1), None))
-
-    def _shared(self, states: Tensor, early: Early) -> Tensor:
-        """The head's outputs [S, n * B, ...]: each early state computed once, later ones one by one."""
-        index = self._index(states[: early.steps]).transpose(0, 1).flatten(1)
-        made = rows(self.raw(early.states), index)
-        if early.steps == len(states):
-            return made
-        late = states[early.steps :].transpose(0, 1).flatten(1, 2)
-        return torch.cat([made, self.head(self.trunk(late, None))], 1)
 
     def begin(self, state: Tensor, context: Tensor | None = None) -> tuple[Tensor, Any]:
         """The actions' logits [S, B, M] at the first state of a rollout, and a cache for the next."""

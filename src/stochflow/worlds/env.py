@@ -82,9 +82,6 @@ class Enumerable(Env):
         """N, without listing them where a formula knows."""
         return len(self.all_states())
 
-    # True: `index` copies nothing from the host after its first call, so a CUDA graph may record it
-    index_stays: bool = False
-
     def early_count(self, steps: int) -> int:
         """n such that the first n of `all_states` hold every state that fewer than `steps` moves can reach."""
         return self.count()

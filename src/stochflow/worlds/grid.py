@@ -13,8 +13,6 @@ from stochflow.worlds.env import Enumerable
 class Grid(Enumerable):
     """States are coordinates in {0..side-1}^ndim; move d adds one to coordinate d; the last move is STOP."""
 
-    index_stays = True
-
     def __init__(self, ndim: int = 2, side: int = 8):
         if ndim < 1:
             raise UserError(f"a grid needs at least one dimension, not ndim = {ndim}: give --ndim 1 or more")

@@ -24,7 +24,6 @@ class Strings(Enumerable):
     """
 
     tree = True
-    index_stays = True
 
     def __init__(self, alphabet: str = DNA, length: int = 8, min_length: int | None = None):
         if len(alphabet) < 2 or len(set(alphabet)) != len(alphabet):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stochflow.engines.base import Job, Residuals, Rewards, Walk
 from stochflow.engines.cuda.driver import Kernel, kernel, shared_memory
+from stochflow.engines.cuda.early import early
 from stochflow.engines.cuda.walk import (
     SMALL_HEAD,
     Activations,
@@ -80,7 +81,7 @@ class Sizes(NamedTuple):
         return (
             self.world.append
             and self.net.features > MANY_FEATURES
-            and self.policy.early(self.steps, self.batch) is None
+            and early(self.policy, self.steps, self.batch) is None
         )
 
     def kernel(self, name: str, shared: int, defines: dict[str, int]) -> Kernel:
@@ -246,7 +247,7 @@ def _gradients(of: Sizes, flat: FlatParameters) -> tuple[list[Tensor], Tensor]:
 def _residuals_kernel(of: Sizes) -> tuple[Kernel, int, int]:
     """With it the trajectories and threads per block."""
     steps, policy = of.steps, of.policy
-    early = policy.early(steps, of.batch)
+    few = early(policy, steps, of.batch)
     group = 1 if sum(policy.sizes) <= SMALL_HEAD else 32  # lanes per state
     if group > 1:
         lanes = 32 * min(MOST_WARPS, steps)
@@ -255,7 +256,7 @@ def _residuals_kernel(of: Sizes) -> tuple[Kernel, int, int]:
     threads = max(TOGETHER, lanes)
     defines = world_defines(of.world) | {
         "N": steps, "COLUMNS": of.net.columns, "LEARNED": policy.sizes[1] > 0, "FLOW": sum(policy.sizes[:2]),
-        "GROUP": group, "LANES": lanes, "THREADS": threads, "EARLY": 0 if early is None else early.steps,
+        "GROUP": group, "LANES": lanes, "THREADS": threads, "EARLY": 0 if few is None else few.steps,
         "NOISY": of.noisy, "DETAILED": of.detailed,
     }  # fmt: skip
     return of.kernel("residuals", 0, defines), threads // lanes, threads

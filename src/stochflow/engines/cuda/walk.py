@@ -12,10 +12,11 @@ from torch import Tensor
 
 from stochflow.engines.base import Request, Trace, Walk
 from stochflow.engines.cuda.driver import Kernel, kernel, shared_memory
+from stochflow.engines.cuda.early import Early, early
 from stochflow.engines.lower import Lowered, lower
 from stochflow.nets.lookup import LookupTrunk, inner_mlp
 from stochflow.nets.mlp import MLPTrunk
-from stochflow.nets.policy import Early, Policy
+from stochflow.nets.policy import Policy
 from stochflow.ops import always, zeros
 from stochflow.types import Explore, Fading, Task, Trajectories
 from stochflow.worlds.channels import Exact, Slip
@@ -105,8 +106,8 @@ def world_defines(world: Lowered) -> dict[str, int]:
 
 def traced_rows(policy: Policy, steps: int, batch: int) -> int:
     """Rows of a trace of so many states per trajectory."""
-    early = policy.early(steps, batch)
-    return steps * batch if early is None else len(early.states) + (steps - early.steps) * batch
+    known = early(policy, steps, batch)
+    return steps * batch if known is None else len(known.states) + (steps - known.steps) * batch
 
 
 def why_not(task: Task, policy: Any) -> str | None:
@@ -166,8 +167,8 @@ def plans(request: Request) -> list[Plan] | str:
     task, policy, batch = request.task, request.policy, request.batch
     world, net, traced = lowered(task.env), network(policy), request.trace is not None
     steps = world.states_asked if traced else world.horizon  # a gradient needs the last state's backward policy
-    early = policy.early(steps, batch)
-    known_steps, known_states = (0, 0) if early is None else (early.steps, len(early.states))
+    known = early(policy, steps, batch)
+    known_steps, known_states = (0, 0) if known is None else (known.steps, len(known.states))
     properties: Any = torch.cuda.get_device_properties(policy.device)
     limits = shared_memory(policy.device) // 4, properties.multi_processor_count
     threads = min(256, net.hidden * net.hidden // 4)
@@ -257,8 +258,8 @@ def walk(request: Request) -> Walk:
     if request.trace is not None:
         known = made.outs
     else:
-        early = policy.early(world.horizon, batch)
-        known = net.one.bias if early is None else policy.raw(early.states)
+        few = early(policy, world.horizon, batch)
+        known = net.one.bias if few is None else _outputs(policy, few)
     key = torch.randint(2**31 - 1, (1,), device=device) if request.key is None else request.key
     step = torch.zeros((), dtype=torch.float64, device=device) if request.step is None else request.step.double()
     explore, start, tau = _exploration(request.explore, step)
@@ -289,26 +290,31 @@ def _activations(request: Request, net: Network) -> Activations:
     """Memory for a trace, with the activations of the early states; without rows where no trace is asked for."""
     policy, batch, traced = request.policy, request.batch, request.trace is not None
     steps, seeds, device = lowered(request.task.env).states_asked, policy.num_seeds, policy.device
-    early = policy.early(steps, batch) if traced else None
+    few = early(policy, steps, batch) if traced else None
     rows = traced_rows(policy, steps, batch) if traced else 0
     sums, hidden = torch.empty(2, seeds, rows, net.hidden, device=device)
     outs = torch.empty(seeds, rows, net.columns, device=device)
-    numbers = torch.empty(0 if early is None else early.steps, seeds, batch, dtype=torch.int32, device=device)
+    numbers = torch.empty(0 if few is None else few.steps, seeds, batch, dtype=torch.int32, device=device)
     entries = None if net.table is None else torch.empty(seeds, rows, dtype=torch.int32, device=device)
     final = torch.empty(seeds, batch, dtype=torch.long, device=device)
-    if early is not None:
-        _pass_early(policy, net, early, (sums, hidden, outs))
+    if few is not None:
+        _pass_early(policy, net, few, (sums, hidden, outs))
     head, pad = net.head.weight, net.columns - net.outputs
     if not net.small:
         head = torch.nn.functional.pad(head, (0, pad)) if pad > 0 else head[..., : net.columns].contiguous()
-    return Activations(sums, hidden, outs, numbers, entries, early, final, head)
+    return Activations(sums, hidden, outs, numbers, entries, few, final, head)
 
 
-def _pass_early(policy: Policy, net: Network, early: Early, to: tuple[Tensor, Tensor, Tensor]) -> None:
+def _outputs(policy: Policy, few: Early) -> Tensor:
+    """The head's outputs [S, n, ...] at the early states."""
+    return policy.head(policy.trunk(few.states.expand(policy.num_seeds, -1, -1), None))
+
+
+def _pass_early(policy: Policy, net: Network, few: Early, to: tuple[Tensor, Tensor, Tensor]) -> None:
     """The forward pass of the early states into the first rows of sums, hidden and outs."""
-    count, kept = len(early.states), net.columns
+    count, kept = len(few.states), net.columns
     first, second, made = to[0][:, :count], to[1][:, :count], to[2][:, :count, : net.outputs]
-    features = policy.env.features(early.states) if early.features is None else early.features
+    features = policy.env.features(few.states) if few.features is None else few.features
     torch.baddbmm(net.one.bias, features.expand(policy.num_seeds, -1, -1), net.one.weight, out=first)
     torch.baddbmm(net.two.bias, torch.relu(first), net.two.weight, out=second).relu_()
     torch.baddbmm(net.head.bias[..., :kept], second, net.head.weight[:, : net.hidden, :kept], out=made)
