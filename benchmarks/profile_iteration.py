@@ -1,9 +1,7 @@
-"""What one iteration consists of: torch's operators and, on a GPU, kernels, with and without the rollout kernel and torch.compile.
+"""What one iteration consists of: torch's operators and, on a GPU, kernels, by torch alone and by the fastest engine, with and without torch.compile.
 
     PYTHONPATH=src python benchmarks/profile_iteration.py --out benchmarks/results/profile_cpu.json
     PYTHONPATH=src python benchmarks/profile_iteration.py --device cuda --out benchmarks/results/profile_gpu.json
-
-It runs on older checkouts too (PYTHONPATH=their/src), which is how a profile from before a change is made.
 """
 
 from __future__ import annotations
@@ -32,18 +30,9 @@ STEPS = {"cpu": 100, "cuda": 20}  # on the CPU, where many go at once, as many a
 
 def make(settings: dict[str, Any], batch: int, device: str, kernel: bool, compiled: bool) -> Any:
     given = {k: v for k, v in settings.items() if k != "task"} | ({"compile": True} if compiled else {})
-    config = configure(settings["task"], **given, batch=batch, device=device, net="mlp", hidden=256, objective="tb", lr=1e-3)
-    trainer = Experiment(config).trainer
-    trainer.source.kernel = kernel
-    return trainer
-
-
-def silent(trainer: Any) -> None:
-    """An iteration whose figures nobody reads; older checkouts know no such thing."""
-    try:
-        trainer.iterate(note=False)
-    except TypeError:
-        trainer.iterate()
+    engine = "auto" if kernel else "eager"
+    config = configure(settings["task"], **given, batch=batch, device=device, net="mlp", hidden=256, objective="tb", lr=1e-3, engine=engine)
+    return Experiment(config).trainer
 
 
 def go(trainer: Any, cuda: bool) -> None:
@@ -51,13 +40,7 @@ def go(trainer: Any, cuda: bool) -> None:
         trainer.train(trainer.steps_done + STEPS["cpu"], STEPS["cpu"])
         return
     for _ in range(STEPS["cuda"]):
-        silent(trainer)
-
-
-def settle(trainer: Any) -> None:
-    """What makes many iterations at once on the CPU is compiled beside, the first time of all: wait for it."""
-    while (made := getattr(getattr(trainer, "_recording", None), "compiled", None)) and made.kept is not None and not made.look():
-        time.sleep(0.05)
+        trainer.iterate(note=False)
 
 
 def measure(trainer: Any, cuda: bool) -> dict[str, Any]:
@@ -65,7 +48,6 @@ def measure(trainer: Any, cuda: bool) -> dict[str, Any]:
     clock = time.perf_counter if cuda else time.process_time  # others may use this CPU
     for _ in range(3):
         go(trainer, cuda)
-        settle(trainer)
     found = []
     for _ in range(5):
         wait()
@@ -74,10 +56,10 @@ def measure(trainer: Any, cuda: bool) -> dict[str, Any]:
         wait()
         found.append((clock() - begun) / STEPS["cuda" if cuda else "cpu"] * 1e3)
     trainer.iteration, trainer._steps = trainer.iteration._replace(capture=False), {}  # a replay shows no operators
-    silent(trainer)
+    trainer.iterate(note=False)
     with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as seen:
         if cuda:
-            silent(trainer)
+            trainer.iterate(note=False)
         else:
             go(trainer, cuda)
         wait()

@@ -267,11 +267,11 @@ def floor(found: Found) -> str:
         alone = many.get((r["task"], 1), own)
         hoped, ours = (one[r["task"]]["gfnx"]["ms"] / 3, own) if r["seeds"] == 1 else (3 * alone, many[r["task"], r["seeds"]])
         least = r["products_ms"] + r["update_ms"]
-        figures = [number(x) for x in (r["products_ms"], r["update_ms"], least, r["loops_ms"], ours, hoped)]
-        some = ", ".join(f"{100 * x:.0f} %" for x in r["something"])
+        figures = [number(x) for x in (r["products_ms"], r["update_ms"], least, ours, hoped)]
+        some = ", ".join(f"{100 * x:.0f} %" for x in r["nonzero"])
         rows.append([r["title"], str(r["seeds"]), f"{r['states']:,}", some, *figures])
-    head = ["task, batch 16", "seeds", "distinct states a seed", "of the two layers is not zero", "products, ms", "update, ms", "together"]
-    head += ["the same in our loops, ms", "our iteration, ms", "hoped for, ms"]
+    head = ["task, batch 16", "seeds", "distinct states per seed", "nonzero activations of the two layers", "products, ms", "update, ms", "together"]
+    head += ["our iteration, ms", "hoped for, ms"]
     return lines(head, rows) + "\n\n" + where(found)
 
 
@@ -301,6 +301,21 @@ for _where in ("gpu", "cpu"):
     }
 
 
+def pieces(found: Found) -> str:
+    """What is slower without each piece, the most telling row first; a piece that was not measured is left out."""
+    rows = []
+    for piece in found["pieces"]:
+        ratios = {row: ms["without_ms"] / ms["ms"] for row, ms in piece["rows"].items()}
+        best = sorted(ratios, key=lambda row: -ratios[row])
+        if best:
+            rows.append([piece["name"], str(piece["lines"]), *(f"{ratios[row]:.2f} ({row.replace('/', ', ')})" for row in (best[0], best[-1]))])
+    rows.sort(key=lambda row: -float(row[2].split()[0]))
+    made = f"*{found['hardware']}; torch {found['torch']}; {found['date']}.*"
+    return lines(["piece", "lines", "slower without it, at most", "and at least"], rows) + "\n\n" + made
+
+
+TABLES["pieces-cpu"] = ("pieces_cpu", pieces)
+TABLES["pieces-gpu"] = ("pieces_gpu", pieces)
 TABLES["floor-cpu2"] = ("cpu_floor", floor)
 TABLES["first-cpu"] = ("first_step", first)
 TABLES["profile-cpu"] = ("profile_cpu", profiled)

@@ -11,7 +11,6 @@ from stochflow.engines.base import Rewards
 from stochflow.engines.choose import engines
 from stochflow.engines.eager import Eager
 from stochflow.engines.flat import FlatParameters
-from stochflow.engines.lower import lower
 from stochflow.learn.objectives import DetailedBalance, SubTrajectoryBalance, TrajectoryBalance
 from stochflow.nets.lookup import Lookup
 from stochflow.nets.mlp import MLP
@@ -145,29 +144,6 @@ class TestUpdate:
         assert torch.allclose(norms, others, rtol=1e-5)
         for vector in ("values", "average", "moments", "adam_step"):
             assert torch.allclose(getattr(one, vector), getattr(two, vector), atol=2e-6), vector
-
-
-@pytest.mark.parametrize("env", WORLDS, ids=repr)
-def test_the_lowered_rules_are_those_of_the_environment(env):
-    rules, states = lower(env), env.all_states()
-    for state in states:
-        made = int(env.lengths(state)) if rules.append else int(state.sum())
-        legal = env.moves(state)
-        for move in range(rules.moves):
-            if move == rules.stop:
-                allowed = made >= rules.least
-            else:
-                allowed = made < rules.columns if rules.append else int(state[move]) < rules.size - 1
-            assert bool(legal[move]) == allowed
-            if allowed and move != rules.stop:
-                after = state.clone()
-                if rules.append:
-                    after[made] = move
-                else:
-                    after[move] += 1
-                assert torch.equal(env.step(state, torch.tensor(move)), after)
-                feature = made * rules.size + move if rules.append else move * rules.size + int(after[move])
-                assert float(env.features(after)[feature]) == 1
 
 
 def test_what_is_not_covered_is_refused_in_words():

@@ -67,7 +67,6 @@ def _plan(config: Config) -> list[str]:
     chosen = Experiment(config).trainer.engines
     lines = [f"{config.task.name} with these settings"]
     for operation in OPERATIONS:
-        engine = getattr(chosen, operation)
-        lines.append(f"  {operation:<12} {'one iteration at a time' if engine is None else engine.name}")
+        lines.append(f"  {operation:<12} {getattr(chosen, operation).name}")
         lines += [f"    not faster: {reason}" for reason in chosen.reasons[operation]]
     return lines

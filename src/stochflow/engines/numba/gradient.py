@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stochflow.engines.base import Job, Residuals, Rewards
-from stochflow.engines.numba.jit import FAR, call, each_part, floats, in_parts, loop, part
+from stochflow.engines.numba.jit import FAR, Share, call, each_part, floats, in_parts, loop, part
 from stochflow.engines.numba.products import add, column_sums, outer, product, transpose
 from stochflow.engines.numba.rules import feature, legal
 from stochflow.engines.numba.walk import Paths, Workspace
@@ -95,8 +95,8 @@ def _normalise(seed, count, world, begin, place, outs, logits, weights):
 
 
 @loop
-def residuals(first, last, world, begin, place, outs, paths, balance, found):
-    """The residuals of the seeds first to last, and the gradient with respect to log Z and to the network's outputs."""
+def residuals(share, world, begin, place, outs, paths, balance, found):
+    """The residuals of some seeds, and the gradient with respect to log Z and to the network's outputs."""
     _, _, moved, alive, row, final = paths
     detailed, by_number, scale, log_k, log_rewards, log_z, z_gradients = balance
     all_logits, all_weights, log_forward, log_back, posterior, normaliser, gradient, losses, estimates, entropies = (
@@ -104,7 +104,7 @@ def residuals(first, last, world, begin, place, outs, paths, balance, found):
     )
     steps, batch, axes, moves, stop = alive.shape[0], row.shape[2], place.shape[2], world.rules.moves, world.rules.stop
     learned, flow = world.backward, world.flow
-    for seed in range(first, last):
+    for seed in range(share.first, share.last):
         logits, weights = all_logits[seed], all_weights[seed]
         count, decided, z_gradient = begin[seed, world.asked], 0, 0.0
         z = float(log_z[seed, 0] * np.float32(scale))
@@ -116,7 +116,7 @@ def residuals(first, last, world, begin, place, outs, paths, balance, found):
         for t in range(steps):
             for b in range(batch):
                 decided += alive[t, seed, b]
-        share = 2 / max(decided, 1) if detailed else 2 / batch
+        weight = 2 / max(decided, 1) if detailed else 2 / batch
         for b in range(batch):
             log_reward = log_rewards[final[seed, b] if by_number else seed * batch + b]
             estimate, entropy = float(log_reward), 0.0
@@ -166,13 +166,13 @@ def residuals(first, last, world, begin, place, outs, paths, balance, found):
                     residual -= z + outs[seed, after, flow] if on else log_reward
                     if after >= 0 and axes > 0:
                         residual -= log_back[seed, t + 1]
-                    loss += residual**2 * share * batch / 2
-                    gradient[seed, r, flow] += share * residual
+                    loss += residual**2 * weight * batch / 2
+                    gradient[seed, r, flow] += weight * residual
                     if on:
-                        gradient[seed, after, flow] -= share * residual
+                        gradient[seed, after, flow] -= weight * residual
                     else:
-                        z_gradient += share * residual  # log-flows are relative to log Z, which cancels between two
-                slope = np.float32(share * residual)
+                        z_gradient += weight * residual  # log-flows are relative to log Z, which cancels between two
+                slope = np.float32(weight * residual)
                 normaliser[seed, r, 0] += slope
                 if log_k.size == 0 or move == stop:
                     gradient[seed, r, move] += slope
@@ -184,7 +184,7 @@ def residuals(first, last, world, begin, place, outs, paths, balance, found):
                     gradient[seed, after, moves + move] -= slope
             if not detailed:
                 loss = residual**2
-                z_gradient += share * residual
+                z_gradient += weight * residual
             losses[seed, b], estimates[seed, b], entropies[seed, b] = loss, estimate, entropy
         z_gradients[seed, 0] = z_gradient * scale
         for r in range(count):  # through the log-normalisers to the logits
@@ -194,15 +194,6 @@ def residuals(first, last, world, begin, place, outs, paths, balance, found):
                     total_weight += weights[r, m]
                 for m in range(half * moves, (half + 1) * moves):
                     gradient[seed, r, m] -= normaliser[seed, r, half] * weights[r, m] / total_weight
-
-
-class Share(NamedTuple):
-    """Seeds, and which part of each: threads may share one seed."""
-
-    first: int
-    last: int
-    part: int = 0
-    parts: int = 1
 
 
 @loop
@@ -262,10 +253,10 @@ class Inner(NamedTuple):
 
 
 @loop
-def feature_gradients(first, last, rules, count, inner):
+def feature_gradients(share, rules, count, inner):
     """The gradients of the first layer's weights and of the table. A sequence has its parent's features and one more, so a row's
     gradient is added to its parent's."""
-    for seed in range(first, last):
+    for seed in range(share.first, share.last):
         sums, out = inner.sums[seed], inner.first[seed]
         for array in (inner.first, inner.table):
             for i in range(array.shape[1]):
@@ -348,13 +339,13 @@ def gradient(job: Job, space: Workspace, rewards: Rewards, log_k: Tensor | None,
     parts = shared(space)
 
     def work(s: int, e: int) -> None:
-        call(residuals, s, e, *given.residuals)
+        call(residuals, Share(s, e), *given.residuals)
         for step, of in ((backward, given.backward), (weight_gradients, given.weights)):
             if parts > 1:
                 each_part(lambda i: call(step, Share(0, 1, i, parts), *of), parts)  # noqa: B023 - done before the next step
             else:
                 call(step, Share(s, e), *of)
-        call(feature_gradients, s, e, *given.features)
+        call(feature_gradients, Share(s, e), *given.features)
 
     in_parts(work, seeds)
     for own, copy in buffers.copies:

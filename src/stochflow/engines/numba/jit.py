@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,16 @@ def compiled(entry: bool, *fastmath: str) -> Callable[[Any], Any]:
 
 
 loop, part = compiled(True), compiled(False)
+
+
+class Share(NamedTuple):
+    """Seeds, and which part of each: threads may share one seed."""
+
+    first: int
+    last: int
+    part: int = 0
+    parts: int = 1
+
 
 _loaded: set[Any] = set()
 

@@ -19,7 +19,6 @@ from stochflow.engines.numba import cache
 from stochflow.engines.numba.covers import iterates
 from stochflow.engines.numba.gradient import (
     Arguments,
-    Share,
     arguments,
     backward,
     balance_of,
@@ -28,7 +27,7 @@ from stochflow.engines.numba.gradient import (
     shared,
     weight_gradients,
 )
-from stochflow.engines.numba.jit import in_parts, loop, numba, part
+from stochflow.engines.numba.jit import Share, in_parts, loop, numba, part
 from stochflow.engines.numba.noise import (
     NOWHERE,
     Batch,
@@ -108,30 +107,28 @@ def _copy_head(seed, few, back, head):
 
 
 @loop
-def iterations(first, last, count, finished, policy, noise):
-    """So many iterations of the seeds first to last, counted in `finished` [S]; `noise`: None where none is learned."""
+def iterations(seeds, count, finished, policy, noise):
+    """So many iterations of some seeds, counted in `finished` [S]; `noise`: None where none is learned."""
     world, begin = policy.gradient.residuals[0], policy.gradient.residuals[1]
     rows = policy.gradient.backward[1]
-    for seed in range(first, last):
+    for seed in range(seeds.first, seeds.last):
         for k in range(count):
             share = Share(seed, seed + 1, 0, 1)
             _copy_head(seed, world.few, False, policy.head)
-            walk(seed, seed + 1, k, policy.span, *policy.walk)
+            walk(share, k, policy.span, *policy.walk)
             rows[seed] = begin[seed, world.asked]
             if noise is not None:
-                noise_forward(seed, seed + 1, noise.rules, noise.batch, noise.averaged, noise.noise, noise.log_k)
-            residuals(seed, seed + 1, *policy.gradient.residuals)
+                noise_forward(share, noise.rules, noise.batch, noise.averaged, noise.noise, noise.log_k)
+            residuals(share, *policy.gradient.residuals)
             backward(share, *policy.gradient.backward)
             weight_gradients(share, *policy.gradient.weights)
-            feature_gradients(seed, seed + 1, *policy.gradient.features)
+            feature_gradients(share, *policy.gradient.features)
             _copy_head(seed, world.few, True, policy.head_gradient)
             update(share, True, True, k, policy.rates, policy.state)
             if noise is not None:
                 batch, model = noise.batch, noise.model
-                noise_forward(seed, seed + 1, noise.rules, batch, model, noise.noise, noise.nowhere)
-                noise_gradient(
-                    seed, seed + 1, noise.rules, batch, batch.alive, model, noise.noise, noise.gradient, noise.losses
-                )
+                noise_forward(share, noise.rules, batch, model, noise.noise, noise.nowhere)
+                noise_gradient(share, noise.rules, batch, batch.alive, model, noise.noise, noise.gradient, noise.losses)
                 update(share, True, True, k, noise.rates, noise.state)
             finished[seed] += 1
 
@@ -171,7 +168,7 @@ class Many:
         numbers = space.shape[0] * space.batch * env.horizon * (2 * env.num_moves + 2)
         self.most, self.now = max(1, min(MOST, NUMBERS // numbers)), 1  # in one call: the first call is timed
         self.ready = False
-        given = (0, 1, 0, self._finished(), *self._given(0.0, 0, None))
+        given = (Share(0, 1), 0, self._finished(), *self._given(0.0, 0, None))
         signature = tuple(numba.typeof(x) for x in given)
         threading.Thread(target=self._compile, args=(signature,), name="stochflow-compile").start()
 
@@ -186,7 +183,7 @@ class Many:
         finished, given = self._finished(), self._given(schedule.done, count, schedule.explore)
         begun = time.perf_counter()
         try:
-            in_parts(lambda s, e: iterations(s, e, count, finished, *given), self.space.shape[0])
+            in_parts(lambda s, e: iterations(Share(s, e), count, finished, *given), self.space.shape[0])
         finally:
             self.space.paths, self.space.stale = None, True
             for flat in (self.job.weights, self.job.noise_weights):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stochflow.engines.lower import Lowered, lower
-from stochflow.engines.numba.jit import FAR, call, floats, in_parts, loop
+from stochflow.engines.numba.jit import FAR, Share, call, floats, in_parts, loop
 from stochflow.engines.numba.products import add, column_sums, dots, outer, product, transpose
 from stochflow.engines.numba.rules import feature, filled, legal, slot
 from stochflow.noise.dynamics import trainable_steps
@@ -48,12 +48,12 @@ class Batch(NamedTuple):
 
 
 @loop
-def noise_forward(first, last, rules, batch, model, noise, out):
-    """The forward pass of the seeds first to last; into `out` [T, S, B, M], unless it has no entries, log P(realised move | action)."""
+def noise_forward(share, rules, batch, model, noise, out):
+    """The forward pass of some seeds; into `out` [T, S, B, M], unless it has no entries, log P(realised move | action)."""
     states, moved, alive, moves, stop = batch.states, batch.moves, batch.alive, rules.moves, rules.stop
     slots, number, row, table, hidden = noise.slots, noise.number, noise.row, noise.table, noise.hidden
     width = model.head.shape[1]
-    for seed in range(first, last):
+    for seed in range(share.first, share.last):
         new = 0
         for i in range(slots.shape[1]):
             slots[seed, i] = -1
@@ -106,11 +106,11 @@ def noise_forward(first, last, rules, batch, model, noise, out):
 
 
 @loop
-def noise_gradient(first, last, rules, batch, learns, model, noise, gradient, losses):
+def noise_gradient(share, rules, batch, learns, model, noise, gradient, losses):
     """After a forward pass: the gradient of the mean of -log P(move | action) over the steps that it `learns` from [T, S, B], and
     that mean [S]."""
     states, moved, moves, width = batch.states, batch.moves, rules.moves, model.head.shape[1]
-    for seed in range(first, last):
+    for seed in range(share.first, share.last):
         count, steps, loss = noise.rows[seed], 0, 0.0
         slope = np.zeros((count, moves * moves), dtype=np.float32)
         often = np.zeros((count, moves), dtype=np.float32)
@@ -125,13 +125,13 @@ def noise_gradient(first, last, rules, batch, learns, model, noise, gradient, lo
                     often[r, action] += 1
                     slope[r, action * moves + move] -= 1
                     loss -= noise.table[seed, r, action * moves + move]
-        share = np.float32(1 / max(steps, 1))
+        weight = np.float32(1 / max(steps, 1))
         losses[seed] = loss / max(steps, 1)
         for r in range(count):
             for action in range(moves):
                 for m in range(moves if often[r, action] > 0 else 0):
                     expected = often[r, action] * math.exp(noise.table[seed, r, action * moves + m])
-                    slope[r, action * moves + m] = (slope[r, action * moves + m] + expected) * share
+                    slope[r, action * moves + m] = (slope[r, action * moves + m] + expected) * weight
         hidden, none = noise.hidden[seed], count - count
         head = transpose(model.head[seed], width, none, moves * moves)
         head_gradient = np.zeros(head.shape, dtype=np.float32)
@@ -161,7 +161,7 @@ def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> T
     batch, noise = _batch(traj), new_noise(dynamics, traj.moves.shape)
     out = np.empty((*batch.moves.shape, dynamics.env.num_moves), dtype=np.float32)
     given = (_rules(dynamics), batch, model_of(weights), noise, out)
-    in_parts(lambda s, e: call(noise_forward, s, e, *given), batch.moves.shape[1])
+    in_parts(lambda s, e: call(noise_forward, Share(s, e), *given), batch.moves.shape[1])
     return torch.from_numpy(out)
 
 
@@ -174,8 +174,8 @@ def learn(dynamics: Any, flat: Any, traj: Trajectories) -> Tensor:
     losses = np.empty(batch.moves.shape[1], dtype=np.float32)
 
     def work(s: int, e: int) -> None:
-        call(noise_forward, s, e, rules, batch, model, noise, NOWHERE)
-        call(noise_gradient, s, e, rules, batch, learns, model, noise, gradient, losses)
+        call(noise_forward, Share(s, e), rules, batch, model, noise, NOWHERE)
+        call(noise_gradient, Share(s, e), rules, batch, learns, model, noise, gradient, losses)
 
     in_parts(work, batch.moves.shape[1])
     return torch.from_numpy(losses)

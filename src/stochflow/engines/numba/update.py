@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from stochflow.engines.flat import FlatParameters
-from stochflow.engines.numba.gradient import Share
-from stochflow.engines.numba.jit import call, compiled, each_part, in_parts, loop
+from stochflow.engines.numba.jit import Share, call, compiled, each_part, in_parts, loop
 
 PIECE = 1 << 11  # numbers, which stay in the first cache
 THREAD_NUMBERS = 1 << 18  # worth a thread

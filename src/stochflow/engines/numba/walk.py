@@ -15,7 +15,7 @@ from torch import Tensor
 from stochflow.engines.base import Request, Trace
 from stochflow.engines.lower import lower
 from stochflow.engines.numba.covers import known_ahead
-from stochflow.engines.numba.jit import call, floats, in_parts, loop, part
+from stochflow.engines.numba.jit import Share, call, floats, in_parts, loop, part
 from stochflow.engines.numba.products import dots, product
 from stochflow.engines.numba.rules import World, feature, legal, slot, successor
 from stochflow.errors import UserError
@@ -110,8 +110,8 @@ def forward(seed, a, b, world, net, rows):
 
 
 @loop
-def walk(first, last, k, span, world, net, rows, paths, draws):
-    """Some steps of walk k, of the seeds first to last: rows of the network, then actions, then moves. (One function of arrays that
+def walk(share, k, span, world, net, rows, paths, draws):
+    """Some steps of walk k, of some seeds: rows of the network, then actions, then moves. (One function of arrays that
     are its own arguments: each call that passes so many takes a second to compile.)"""
     rules = world.rules
     size, stop, moves = rules.size, rules.stop, rules.moves
@@ -121,7 +121,7 @@ def walk(first, last, k, span, world, net, rows, paths, draws):
     states, actions, moved, alive, row, final = paths
     drawn, explore, temper = draws.numbers[k], draws.explore[k], draws.temper
     batch, axes, all_seeds = row.shape[2], place.shape[2], row.shape[1] * row.shape[2]
-    for seed in range(first, last):
+    for seed in range(share.first, share.last):
         for one in range(batch if span.begin == 0 and span.acts else 0):
             row[0, seed, one] = final[seed, one] = 0
             for column in range(states.shape[3]):
@@ -277,7 +277,7 @@ def walk_once(request: Request) -> tuple[Trajectories, Workspace]:
     elif seeds == 1 and torch.get_num_threads() > 1 and batch * space.size > SHARED_PRODUCTS:
         _share_rows(given)
     else:
-        in_parts(lambda s, e: call(walk, s, e, 0, Span(0, world.asked), *given), seeds)
+        in_parts(lambda s, e: call(walk, Share(s, e), 0, Span(0, world.asked), *given), seeds)
     if after is not None:
         torch.default_generator.manual_seed(after)
     space.final = torch.from_numpy(paths.final)
@@ -289,8 +289,8 @@ def _share_rows(given: tuple[Any, ...]) -> None:
     """One seed of many rows: threads share those of a step."""
     for t in range(given[0].asked):
         rows = Span(t, t + 1, acts=False, moves=False)
-        in_parts(lambda a, b: call(walk, 0, 1, 0, rows._replace(low=a, high=b), *given), 100)  # noqa: B023 - done before the next t
-        call(walk, 0, 1, 0, Span(t, t + 1, 0, 0), *given)
+        in_parts(lambda a, b: call(walk, Share(0, 1), 0, rows._replace(low=a, high=b), *given), 100)  # noqa: B023 - done before the next t
+        call(walk, Share(0, 1), 0, Span(t, t + 1, 0, 0), *given)
 
 
 @torch.no_grad()
@@ -299,7 +299,7 @@ def _ask_channel(task: Task, seeds: int, given: tuple[Any, ...]) -> None:
     env, (world, _, _, paths, _) = task.env, given
     for t in range(world.asked):
         act, move = Span(t, t + 1, moves=False), Span(t, t + 1, 0, 0, acts=False)
-        in_parts(lambda s, e: call(walk, s, e, 0, act, *given), seeds)  # noqa: B023 - done before the next t
+        in_parts(lambda s, e: call(walk, Share(s, e), 0, act, *given), seeds)  # noqa: B023 - done before the next t
         if t == env.horizon:
             break
         state, intended = torch.from_numpy(paths.states[t]), torch.from_numpy(paths.actions[t])
@@ -310,7 +310,7 @@ def _ask_channel(task: Task, seeds: int, given: tuple[Any, ...]) -> None:
                 f"{task.channel!r} made a move that is not legal in its state: `sample` may answer with legal moves alone"
             )
         np.copyto(paths.moves[t], realised.numpy(), where=acted)
-        in_parts(lambda s, e: call(walk, s, e, 0, move, *given), seeds)  # noqa: B023
+        in_parts(lambda s, e: call(walk, Share(s, e), 0, move, *given), seeds)  # noqa: B023
 
 
 def draw(
