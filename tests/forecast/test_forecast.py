@@ -12,13 +12,13 @@ import torch
 
 from stochflow.errors import UserError
 from stochflow.forecast import Forecast, Forecaster, forecast_command, shipped
-from stochflow.forecast import training as forecast_train
 from stochflow.forecast.config import FLAGS
 from stochflow.forecast.frame import read, read_csv
 from stochflow.forecast.report import summary, whole_folder, write_json
 from stochflow.worlds.series import FAR
 
 QUICK = {"horizon": 4, "encoder": "mlp", "seeds": 2, "steps": 20, "samples": 60, "hidden": 16, "bins": 16}
+TRAINED = {**QUICK, "network": "on"}
 
 
 def monthly(count=80, names=("a",), start="2000-01-01") -> pd.DataFrame:
@@ -71,7 +71,7 @@ def test_nothing_after_the_origin_leaks(encoder):
     noised.loc[later, "y"] = dice.normal(0, 1e3, later.sum())
     noised.loc[later, "price"] = dice.normal(0, 1e3, later.sum())
     noised.loc[later, "kind"] = dice.choice(["x", "never seen"], later.sum())
-    quick = {**QUICK, "encoder": encoder, "steps": 8}
+    quick = {**TRAINED, "encoder": encoder, "steps": 8}
     one, two = (Forecaster(freq="MS", **quick).fit(f, until=origin) for f in (frame, noised))
     assert np.array_equal(one.sample(), two.sample())
     assert one.predict().equals(two.predict())
@@ -165,37 +165,50 @@ def test_a_series_that_rests_is_forecast_where_it_rests():
     assert ((low <= tested.truth) & (tested.truth <= high)).mean() >= 0.7
 
 
-@pytest.mark.parametrize("gap", [200, 40], ids=["not at all", "in part"])
-def test_series_that_do_not_overlap_are_not_back_tested_together(gap):
-    late = monthly(names=("late",)).assign(ds=lambda f: f["ds"] + pd.DateOffset(months=gap))
+def test_series_without_a_past_before_the_first_origin_are_left_out_and_counted(caplog):
+    late = monthly(names=("late",)).assign(ds=lambda f: f["ds"] + pd.DateOffset(months=200))
     frame = pd.concat([monthly(), late], ignore_index=True)
-    with pytest.raises(
-        UserError, match=r"series 'late' has .* rows up to 2006-04-01.*series 'a'.*by itself.*--origins 0"
-    ):
-        Forecaster(freq="MS", **QUICK).backtest(frame, origins=1, step=4)
+    tested = Forecaster(freq="MS", **QUICK).backtest(frame, origins=1, step=4)
+    assert tested.skipped == ["late"]
+    assert set(tested.table["unique_id"]) == {"a"}
+    assert any("1 of 2 series have fewer than 10 values" in r.getMessage() for r in caplog.records)
 
 
-def test_short_series_are_validated_on_whole_ones(monkeypatch):
-    frame = monthly(count=50, names=tuple("abcdefg"))
-    trained: list[int] = []
-    start = forecast_train._start
-    monkeypatch.setattr(
-        forecast_train, "_start", lambda env, s, rows, *more: trained.append(len(rows)) or start(env, s, rows, *more)
-    )
-    monkeypatch.setattr(forecast_train, "FEW", 1)
+def test_short_series_of_a_panel_are_left_out_and_counted(caplog):
+    frame = pd.concat([monthly(), monthly(count=9, names=("short",))], ignore_index=True)
     made = Forecaster(freq="MS", **QUICK).fit(frame)
-    assert trained == [66, 77]  # in the end on all of them, however many there are
-    assert len(made.fitted.validation) == 1  # 20 iterations, one look
-    train, valid = made._whole_series(made.tracks, torch.arange(7 * 11))
-    assert valid.tolist() == list(range(33, 44))  # all windows of one series, and of no other
-    assert sorted([*train.tolist(), *valid.tolist()]) == list(range(77))
+    assert made.skipped == ["short"]
+    assert set(made.predict()["unique_id"]) == {"a"}
+    assert any("left out: 'short'" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("freq", "rows", "horizon"), [("MS", 120, 12), ("W-SUN", 104, 8), ("YS", 25, 6), ("h", 24 * 15, 24)]
+)
+def test_ten_years_of_months_and_two_of_weeks_are_enough(freq, rows, horizon):
+    t = np.arange(rows)
+    season = {"MS": 12, "W-SUN": 52, "YS": 1, "h": 24}[freq]
+    y = 10 + np.sin(2 * np.pi * t / season) + np.random.default_rng(0).normal(0, 0.1, rows)
+    frame = pd.DataFrame({"ds": pd.date_range("2010-01-01", periods=rows, freq=freq), "y": y})
+    made = Forecaster(horizon=horizon, samples=50, network="off").fit(frame).predict()
+    assert len(made) == horizon
+    assert (made["stochflow"] - 10).abs().max() < 1.6
 
 
 def test_where_nothing_validates_training_is_short_and_says_so(caplog):
-    made = Forecaster(freq="MS", **{**QUICK, "steps": 120}).fit(monthly(count=50))
+    made = Forecaster(freq="MS", **{**TRAINED, "steps": 120}).fit(monthly(count=40))
     assert made.fitted.validation == []
     assert made.fitted.steps == 100
     assert [r.levelname for r in caplog.records if "too few to hold any out" in r.getMessage()] == ["WARNING"]
+
+
+def test_a_short_series_follows_the_statistical_law_and_says_so(caplog):
+    caplog.set_level("INFO", "stochflow")
+    made = Forecaster(freq="MS", **QUICK).fit(monthly())
+    assert made.fitted.share == 0
+    assert made.fitted.steps == 0
+    off = Forecaster(freq="MS", **{**QUICK, "network": "off"}).fit(monthly())
+    assert np.array_equal(made.sample(), off.sample())
 
 
 def test_integer_stamps_and_frames_without_ids():
@@ -253,11 +266,11 @@ BAD = {
     "wrong frequency": (lambda f: f, {"freq": "D"}, "no stamp 2000-01-02"),
     "unknown frequency": (lambda f: f, {"freq": "fortnightly"}, "no frequency"),
     "off the frequency": (lambda f: f.assign(ds=f["ds"] + pd.Timedelta(days=3)), {}, "not on the frequency"),
-    "too short": (lambda f: f[:30], {}, "series 'a' has 30 rows, but a window of 36 and a horizon of 4"),
+    "too short": (lambda f: f[:8], {}, "series 'a' has 8 values to learn from, but a horizon of 4 needs 10"),
     "too short to back-test": (
-        lambda f: f[:60],
+        lambda f: f[:40],
         {"origins": 8},
-        "60 rows, of which 28 come before the first of 8 origins.*need 40",
+        "8 values to learn from, but a horizon of 4 needs 10: shorten --horizon or lower --origins",
     ),
     "no column y": (lambda f: f.rename(columns={"y": "value"}), {}, "column 'y' is missing"),
     "no rows": (lambda f: f[:0], {}, "no rows"),
@@ -267,7 +280,7 @@ BAD = {
     "too many origins": (
         lambda f: f,
         {"origins": 50},
-        "80 rows, of which 0 come before the first of 50 origins.*need 40 there: lower --origins",
+        "0 values to learn from, but a horizon of 4 needs 10: shorten --horizon or lower --origins",
     ),
 }
 
@@ -325,21 +338,22 @@ def test_the_command_writes_everything_at_once(tmp_path):
 def test_training_tells_how_far_it_is():
     """Each stage begins at 0 and ends at its last step, with the loss in between."""
     looks = []
-    Forecaster(freq="MS", watch=looks.append, **{**QUICK, "steps": 60}).backtest(monthly(), origins=1)
+    Forecaster(freq="MS", watch=looks.append, **{**TRAINED, "steps": 60}).backtest(monthly(), origins=1)
     stages = list(dict.fromkeys(look.stage for look in looks))
     assert stages == [
-        "back-test after 2006-04-01: finding out how long to train, on 29 windows and 5 that validate",
-        "back-test after 2006-04-01: training on 34 windows",
+        "back-test after 2006-04-01: finding location and spread of every step",
+        "back-test after 2006-04-01: finding out how long to train, on 39 windows and 7 that validate",
+        *(["back-test after 2006-04-01: training on 49 windows"] if len(stages) == 3 else []),
     ]
     for stage in stages:
         steps = [look.step for look in looks if look.stage == stage]
         last = [look for look in looks if look.stage == stage][-1]
         assert steps[0] == 0
-        assert steps == sorted(set(steps))
+        assert steps == sorted(set(steps)) or last.steps == 0
         assert last.step == last.steps
-        assert all(np.isfinite(look.loss) for look in looks if look.stage == stage and look.step)
-    assert [look.step for look in looks if look.stage == stages[0]] == [0, 25, 50, 60]
-    assert all((look.validation is not None) == (look.step > 0) for look in looks if look.stage == stages[0])
+    trained = [look for look in looks if "how long" in look.stage]
+    assert [look.step for look in trained] == [0, 25, 50, 60]
+    assert all(np.isfinite(look.validation) for look in trained)
 
 
 def test_the_summary_shows_figures_and_the_first_forecasts():

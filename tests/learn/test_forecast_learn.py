@@ -58,6 +58,8 @@ def world(target: torch.Tensor | None = None) -> Series:
             known=torch.ones(rows, dtype=torch.bool),
             location=torch.zeros(rows, horizon, dtype=torch.float64),
             scale=torch.ones(rows, dtype=torch.float64),
+            series=torch.zeros(rows, dtype=torch.long),
+            origin=torch.arange(rows),
         ),
         Bins(8, 3.0),
     )

@@ -27,6 +27,8 @@ def windows(rows=6, steps=10, **changes) -> Windows:
         "known": torch.ones(rows, dtype=torch.bool),
         "location": torch.zeros(rows, 3, dtype=torch.float64),
         "scale": torch.ones(rows, dtype=torch.float64),
+        "series": torch.zeros(rows, dtype=torch.long),
+        "origin": torch.arange(rows),
     }
     return Windows(**{**made, **changes})
 

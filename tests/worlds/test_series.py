@@ -220,4 +220,4 @@ def test_data_that_ships_reads_and_is_what_the_readme_says():
         assert hashlib.sha256((folder / f"{name}.csv").read_bytes()).hexdigest() in readme
         _, tracks, _ = read(shipped(name), gaps="allow" if name == "co2_weekly" else "error")
         assert len(tracks) == 1
-        assert np.isfinite(tracks[0].y).all()
+        assert np.isfinite(tracks[0].y).mean() > 0.95  # a week in which nothing was read is a row without a value

@@ -21,7 +21,7 @@ class Forecast:
     freq: str = ""
     """frequency of the stamps, as pandas spells it (MS, D, h ...) or a whole number for integer stamps; empty: inferred"""
     window: int = 0
-    """steps of the past a forecast sees; 0: two seasons and at most 12 steps of a third, or two horizons, whichever is longer; 8 at least"""
+    """steps of the past a network sees; 0: two seasons and at most 12 steps of a third, or two horizons, whichever is longer; 8 at least"""
     season: int = 0
     """steps of a season; 0: by the frequency (12 for months, 24 for hours, 7 for days ...)"""
     mode: Mode = "nll"
@@ -33,7 +33,21 @@ class Forecast:
     encoder: Literal["transformer", "mlp"] = "transformer"
     """how the past is read"""
     location: Literal["auto", "mean", "last", "seasonal", "shifted"] = "auto"
-    """what forecasts are centred on; auto: whatever came closest in the training windows"""
+    """what forecasts are centred on; auto: an ensemble of statistical forecasters, weighted by their errors in the past"""
+    network: Literal["auto", "on", "off"] = "auto"
+    """whether a network refines the statistical law; auto: where windows that were held out become likelier by it"""
+    log: bool = False
+    """forecast logarithms, for values above 0; otherwise logarithms, square roots or values are chosen for each series"""
+    support: Literal["auto", "any", "nonnegative", "counts"] = "auto"
+    """what values can be; auto: whole numbers, or not negative, where all of a series are"""
+    future: tuple[str, ...] = ()
+    """columns that are known in advance (prices, holidays as 0 and 1); rows with them and without a value are the steps to forecast"""
+    id_col: str = "unique_id"
+    """column that names the series"""
+    time_col: str = "ds"
+    """column of the stamps"""
+    target_col: str = "y"
+    """column of the values"""
     gaps: Literal["error", "allow"] = "error"
     """allow: missing values and irregular stamps are masked and told to the network instead of refused"""
     bins: int = 65
@@ -48,6 +62,8 @@ class Forecast:
     """steps between two training windows; the horizon makes their targets disjoint"""
     origins: int = 8
     """rolling origins of the back-test; 0: none"""
+    refit: bool = False
+    """learn anew at every origin of the back-test, and not only before the first"""
     levels: tuple[int, ...] = (80, 95)
     """prediction intervals, in percent"""
     samples: int = 1000
@@ -96,6 +112,8 @@ _CHOICES = {
     "mode": ("nll", "mse", "mae", "mix"),
     "encoder": ("transformer", "mlp"),
     "location": ("auto", "mean", "last", "seasonal", "shifted"),
+    "network": ("auto", "on", "off"),
+    "support": ("auto", "any", "nonnegative", "counts"),
     "gaps": ("error", "allow"),
     "noise": ("none", "slip", "neighbour"),
     "dynamics": ("counted", "known"),

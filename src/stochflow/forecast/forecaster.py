@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,13 +21,18 @@ from stochflow import __version__
 from stochflow.errors import UserError, did_you_mean
 from stochflow.forecast import report
 from stochflow.forecast.config import FLAGS, Forecast
-from stochflow.forecast.frame import ID, SHIPPED, STAMP, VALUE, need_pandas, read, read_csv, shipped
-from stochflow.forecast.training import Fitted, Look, Watch, fit, split
+from stochflow.forecast.frame import SHIPPED, Columns, need_pandas, read, read_csv, shipped
+from stochflow.forecast.location import Plan
+from stochflow.forecast.prior import Prior, learn
+from stochflow.forecast.prior import sample as sample_paths
+from stochflow.forecast.support import Limits, limits, within
+from stochflow.forecast.training import Fitted, Look, Stage, Watch, fit, split, untrained
 from stochflow.learn import objectives
 from stochflow.learn.objectives import Form
 from stochflow.learn.rollout import rollout
-from stochflow.nets.windows import WindowEncoder, remembering
-from stochflow.worlds.series import FAR, LOCATIONS, Bins, Cut, Series, Track, Windows
+from stochflow.nets.windows import attach, remembering
+from stochflow.ops import one_thread
+from stochflow.worlds.series import Bins, Cut, Series, Track, Windows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,10 +43,13 @@ log = logging.getLogger("stochflow")
 
 NAME = "stochflow"  # the column of point forecasts
 HELD_OUT = 0.15  # of the training windows, the last ones, to find out how long to train
-OVERFLOW = 0.995  # share of the training targets that lie within the bins' ends (a tenth further out)
 TOGETHER = 20_000  # futures drawn at once
-MANY = 5  # series from which on whole ones may validate, where each alone is too short for it
 UNTESTED = 100  # most iterations where nothing validates: longer, networks learn few windows by heart
+LEAST_ROWS = 6  # values of a series beyond a horizon
+LEAST_WINDOWS = 150  # below which a network is not tried
+MOST_WINDOWS = 20_000  # held for training
+PANEL = 10  # series from which on one window of each is enough to validate
+MOST_VALID = 500  # windows that validate
 
 
 class Forecaster:
@@ -65,91 +74,172 @@ class Forecaster:
         self.form, self.watch = form, watch or (lambda look: None)
         self.device = _device(self.settings.device)
         self.fitted: Fitted | None = None
+        self.prior: Prior
+        self.limits: dict[str, Limits]
 
     # learning -------------------------------------------------------------------------------------------------------
 
     def fit(self, frame: pd.DataFrame, until: Any = None) -> Forecaster:
         """Learn from the rows up to the stamp `until` (all of them by default); later rows are never looked at."""
         s = self.settings
-        self.schema, tracks, self.stamps = read(frame, s.freq, s.gaps, s.season, until)
-        self.tracks = tracks
+        self.schema, tracks, stamps = read(frame, s.freq, s.gaps, s.season, until, columns=self._columns())
         self.window = self._length(self.schema.season)
-        for track in tracks:
-            if len(track.y) < self.window + s.horizon:
-                raise UserError(self._too_short(track, self.window))
-        self.cut, windows, train, valid = self._windows(tracks)
-        whole = not len(valid) and len(tracks) >= MANY
-        if whole:
-            train, valid = self._whole_series(tracks, train)
-        if not len(valid) and s.steps > UNTESTED:
-            s = dataclasses.replace(s, steps=UNTESTED)
+        self.tracks, self.stamps, self.skipped = self._long_enough(tracks, stamps)
+        self._check_log(self.tracks)
+        self.limits = limits(self.tracks, s.support)
+        with one_thread():
+            self._fit()
+        return self
+
+    def _fit(self) -> None:
+        s, tracks = self.settings, self.tracks
+        cut = Cut(
+            self.window,
+            s.horizon,
+            float(self.schema.season),
+            "seasonal" if s.location == "auto" else s.location,
+            self.schema.periods,
+        )
+        plan = self._plan()
+        ensemble = s.location == "auto"
+        self.watch(Look("finding location and spread of every step", 0, 1, None, None))
+        self.prior = learn(tracks, cut, plan, s.bins, ensemble)
+        self.watch(Look("finding location and spread of every step", 1, 1, None, None))
+        final, rows = self._final()
+        count = int(final.windows.known.sum())
+        if (
+            s.mode == "nll"
+            and s.noise == "none"
+            and (s.network == "off" or (s.network == "auto" and count < LEAST_WINDOWS))
+        ):
+            self.fitted = untrained(final, s, self.device)
+            return
+        early = self._early(cut, plan, ensemble, final.bins)
+        if s.mode == "nll" and s.network == "auto" and s.noise == "none" and (early is None or not len(early.valid)):
+            log.info("%d windows are too few to hold any out: forecasts follow the statistical law alone", count)
+            self.fitted = untrained(final, s, self.device)
+            return
+        if early is None or not len(early.valid):
+            s = dataclasses.replace(s, steps=min(s.steps, UNTESTED))
             log.warning(
                 "only %d windows to train on, too few to hold any out and find how long to train: stopping after %d iterations, "
                 "and intervals may be too narrow",
-                len(train),
-                UNTESTED,
+                count,
+                s.steps,
             )
-        known = windows.target[torch.cat([train, valid])]
-        limit = 1.1 * float(known.abs().flatten().quantile(OVERFLOW)) if known.numel() < 2**24 else 4.0
-        env = self._env(windows, Bins(s.bins, min(max(limit, 1e-3), FAR)))
-        log.info("training on %d windows of %d series, %d windows validating", len(train), len(tracks), len(valid))
-        self.fitted = fit(env, s, train, valid, self.device, self.form, whole, self.watch)
-        log.info("trained for %d iterations, temperature %g", self.fitted.steps, self.fitted.temperature)
-        return self
+            early = Stage(final, rows, rows[:0])
+        self.fitted = fit(early, Stage(final, rows, rows[:0]), s, self.device, self.form, self.watch)
+        if self.fitted.share == 0:
+            log.info(
+                "the network does not help on the windows that validate: forecasts follow the statistical law alone"
+            )
+        else:
+            log.info("trained for %d iterations, following the network by %g", self.fitted.steps, self.fitted.share)
+
+    def _columns(self) -> Columns:
+        s = self.settings
+        return Columns(s.id_col, s.time_col, s.target_col, s.future)
+
+    def _plan(self) -> Plan:
+        """Seasons in whole rows, and a longer one for the regression's waves."""
+        season = self.schema.season
+        whole = [p for p in self.schema.periods if abs(p - round(p)) < 1e-6 and round(p) > season]
+        long = [p for p in self.schema.periods if p > season + 0.5 and p not in whole[:1]]
+        seasons = tuple(m for m in (season, *[round(p) for p in whole[:1]]) if m > 1)
+        return Plan(self.settings.horizon, seasons, max(long, default=0.0), True if self.settings.log else None)
 
     def _length(self, season: int) -> int:
         """Steps of a window."""
         s = self.settings
         return s.window or max(2 * season + min(season, 12), 2 * s.horizon, 8)
 
-    def _too_short(self, track: Track, window: int) -> str:
-        horizon = self.settings.horizon
-        return (
-            f"series {track.name!r} has {len(track.y)} rows, but a window of {window} and a horizon of {horizon} need "
-            f"{window + horizon}: shorten --window or --horizon, or leave the series out"
-        )
+    def _least(self) -> int:
+        """Rows without which a series cannot be forecast."""
+        return self.settings.horizon + LEAST_ROWS
 
-    def _windows(self, tracks: list[Track]) -> tuple[Cut, Windows, torch.Tensor, torch.Tensor]:
-        """Training windows around the location that came closest in them, and which of them validate."""
+    def _long_enough(
+        self, tracks: list[Track], stamps: list[list[Any]], rows: list[int] | None = None
+    ) -> tuple[list[Track], list[list[Any]], list[str]]:
+        """Tracks with enough values (among the first `rows` of each), and the names of the others, which are left out with a warning."""
+        least = self._least()
+        seen = [
+            int(np.isfinite(t.y[: None if rows is None else r]).sum())
+            for t, r in zip(tracks, rows or [0] * len(tracks), strict=True)
+        ]
+        good = [i for i, n in enumerate(seen) if n >= least]
+        if not good:
+            longest = max(range(len(tracks)), key=lambda i: seen[i])
+            raise UserError(
+                f"series {tracks[longest].name!r} has {seen[longest]} values to learn from, but a horizon of {self.settings.horizon} needs "
+                f"{least}: shorten --horizon"
+                + (" or lower --origins (0: no back-test)" if rows is not None else ", or give more data")
+            )
+        short = [tracks[i].name for i in range(len(tracks)) if seen[i] < least]
+        if short:
+            shown = ", ".join(repr(x) for x in short[:3]) + (" ..." if len(short) > 3 else "")
+            log.warning(
+                "%d of %d series have fewer than %d values and are left out: %s", len(short), len(tracks), least, shown
+            )
+        return [tracks[i] for i in good], [stamps[i] for i in good], short
+
+    def _check_log(self, tracks: list[Track]) -> None:
+        if not self.settings.log:
+            return
+        for t in tracks:
+            if np.nanmin(t.y) <= 0:
+                raise UserError(f"--log was asked for, but series {t.name!r} has values of 0 or less: leave --log out")
+
+    def _training_origins(self, tracks: Sequence[Track], most: int = MOST_WINDOWS) -> list[np.ndarray]:
+        """Origins of training windows, thinned out evenly where they are too many to hold."""
+        first = [min(self.window, max(self._plan().warm(len(t.y)), self.window // 2)) for t in tracks]
+        total = sum(max(len(t.y) - self.settings.horizon - f + 1, 0) for t, f in zip(tracks, first, strict=True))
+        self._stride = max(self.settings.stride, -(-total // most))
+        made = [self.cut.origins(t, self._stride, f) for t, f in zip(tracks, first, strict=True)]
+        return [
+            np.array([e for e in at if np.isfinite(t.y[max(0, e - self.window) : e]).any()], dtype=np.int64)
+            for t, at in zip(tracks, made, strict=True)
+        ]
+
+    @property
+    def cut(self) -> Cut:
+        return self.prior.cut
+
+    def _final(self) -> tuple[Series, torch.Tensor]:
+        """All training windows around the prior of the whole past, and those whose targets are known."""
+        changed = self.prior.transformed(self.tracks)
+        ends = self._training_origins(changed)
+        if not sum(map(len, ends)):
+            ends = [np.array([len(t.y)]) for t in changed]  # too short to train on: the forecast's own windows
+        env = self._env(self.prior, self.prior.windows(changed, ends))
+        return env, env.windows.known.nonzero().squeeze(1)
+
+    def _early(self, cut: Cut, plan: Plan, ensemble: bool, bins: Bins) -> Stage | None:
+        """Windows around a prior of what came before the windows that validate; None where there are too few."""
         s = self.settings
-        kinds = LOCATIONS if s.location == "auto" else (s.location,)
-        made: dict[str, tuple[float, Cut, Windows]] = {}
-        for kind in kinds:
-            cut = Cut(self.window, s.horizon, float(self.schema.season), kind, self.schema.periods)
-            windows = cut(tracks, [cut.origins(t, s.stride) for t in tracks])
-            made[kind] = (_closeness(windows, tracks, cut, s.stride), cut, windows)
-        _, cut, windows = min(made.values(), key=lambda m: m[0])
-        train: list[int] = []
-        valid: list[int] = []
-        start = 0
-        for track in tracks:
-            ends = cut.origins(track, s.stride)
-            some, last = split(ends.tolist(), HELD_OUT, s.horizon, s.stride)
+        ends = self._training_origins(self.prior.transformed(self.tracks))
+        parts = [split(at.tolist(), HELD_OUT, s.horizon, self._stride, len(ends) >= PANEL) for at in ends]
+        if not any(last for _, last in parts):
+            return None
+        shorter = [
+            t._replace(time=t.time[:n], y=t.y[:n], real=t.real[:n], categories=t.categories[:n])
+            for t, at, (_, last) in zip(self.tracks, ends, parts, strict=True)
+            for n in [int(at[last[0]]) if last else len(t.y)]
+        ]
+        prior = learn(shorter, cut, plan, bins, ensemble)
+        env = self._env(prior, prior.windows(prior.transformed(self.tracks), ends))
+        start, train, valid = 0, [], []
+        for at, (some, last) in zip(ends, parts, strict=True):
             train += [start + i for i in some]
             valid += [start + i for i in last]
-            start += len(ends)
-        usable = windows.known
-        rows = [torch.tensor([i for i in part if usable[i]], dtype=torch.long) for part in (train, valid)]
-        if not len(rows[0]):
-            raise UserError(
-                f"no window of {self.window} steps has a whole horizon of {s.horizon} known values behind it: fill gaps, or shorten both"
-            )
-        return cut, windows, rows[0], rows[1]
+            start += len(at)
+        known = env.windows.known
+        rows = [torch.tensor([i for i in part if known[i]], dtype=torch.long) for part in (train, valid)]
+        if len(rows[1]) > MOST_VALID:
+            rows[1] = rows[1][torch.linspace(0, len(rows[1]) - 1, MOST_VALID).long()]
+        return Stage(env, rows[0], rows[1]) if len(rows[0]) else None
 
-    def _whole_series(self, tracks: list[Track], rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Windows of most series, and those of a few evenly chosen ones to validate."""
-        count = [len(self.cut.origins(t, self.settings.stride)) for t in tracks]
-        owner = torch.repeat_interleave(torch.arange(len(tracks)), torch.tensor(count))[rows]
-        have = owner.unique()
-        held = max(1, round(HELD_OUT * len(have)))
-        if len(have) < MANY:
-            return rows, rows[:0]
-        chosen = have[torch.arange(held) * len(have) // held + len(have) // (2 * held)]
-        last = torch.isin(owner, chosen)
-        return rows[~last], rows[last]
-
-    def _env(self, windows: Windows, bins: Bins) -> Series:
-        return Series(windows, bins, self.schema.sizes, self.schema.static_sizes)
+    def _env(self, prior: Prior, windows: Windows) -> Series:
+        return Series(windows, prior.bins, self.schema.sizes, self.schema.static_sizes, prior.paths)
 
     # forecasting ----------------------------------------------------------------------------------------------------
 
@@ -160,100 +250,149 @@ class Forecaster:
         """
         tracks, stamps = self._past(frame, until)
         drawn = self.pool(self.draw(tracks, [[len(t.y)] for t in tracks]))
-        later = [self.schema.after(s[-1], self.settings.horizon) for s in stamps]
-        return self.table([t.name for t in tracks], later, drawn)
+        return self.table([t.name for t in tracks], self.ahead(tracks, stamps), drawn)
+
+    def ahead(self, tracks: list[Track], stamps: list[list[Any]]) -> list[list[Any]]:
+        """Stamps of the steps after the last row of each track: the user's own where he gave them."""
+        horizon = self.settings.horizon
+        made = [
+            list(t.later[:horizon]) if len(t.later) >= horizon else self.schema.after(s[-1], horizon)
+            for t, s in zip(tracks, stamps, strict=True)
+        ]
+        return [self.schema.shown(x) for x in made]
 
     def sample(self, frame: pd.DataFrame | None = None, until: Any = None) -> np.ndarray:
         """[series, samples, horizon]: the futures that `predict` summarises."""
         tracks, _ = self._past(frame, until)
         return self.pool(self.draw(tracks, [[len(t.y)] for t in tracks]))
 
-    def backtest(self, frame: pd.DataFrame, origins: int | None = None, step: int | None = None) -> Backtest:
+    def backtest(
+        self, frame: pd.DataFrame, origins: int | None = None, step: int | None = None, refit: bool | None = None
+    ) -> Backtest:
         """Forecasts from `origins` rolling origins, `step` rows apart (a horizon by default), the last of them a horizon before the end.
 
-        A copy of this forecaster is fitted once, on what came before the first origin; each forecast sees everything up to its own.
+        A copy of this forecaster is fitted on what came before the first origin, or with `refit` before each; a forecast sees everything
+        up to its own.
         """
         s = self.settings
         count = s.origins if origins is None else origins
         apart = s.horizon if step is None else step
+        again = s.refit if refit is None else refit
         if count < 1 or apart < 1:
             raise UserError(f"{count} origins {apart} rows apart test nothing: give at least one of each")
-        schema, tracks, stamps = read(frame, s.freq, s.gaps, s.season)
-        window = self._length(schema.season)
-        need = window + s.horizon
-        ends, limits = [], []
-        for track, when in zip(tracks, stamps, strict=True):
-            last = len(track.y) - s.horizon
-            at = [last - apart * i for i in reversed(range(count))]
-            if len(track.y) < need:
-                raise UserError(self._too_short(track, window))
-            if at[0] < need:
-                raise UserError(
-                    f"series {track.name!r} has {len(track.y)} rows, of which {max(at[0], 0)} come before the first of {count} origins "
-                    f"{apart} rows apart, but a window of {window} and a horizon of {s.horizon} need {need} there: lower --origins "
-                    "(0: no back-test), or shorten --window or --horizon"
-                )
-            ends.append(at)
-            limits.append(when[at[0] - 1])
-        begin = min(limits)
-        first = tracks[limits.index(begin)].name
-        for track, when in zip(tracks, stamps, strict=True):
-            before = sum(stamp <= begin for stamp in when)
-            if before < need:
-                raise UserError(
-                    f"series {track.name!r} has {before} rows up to {begin}, the first origin of series {first!r} and the end of what the "
-                    f"back-test learns from, but needs {need}: forecast it by itself, or give up the back-test with --origins 0"
-                )
-        log.info("back-test: %d origins, learning from what came up to %s", count, begin)
-        when_shown = str(begin).removesuffix(" 00:00:00")  # a day needs no midnight
-
-        def watch(look: Look) -> None:
-            self.watch(look._replace(stage=f"back-test after {when_shown}: {look.stage}"))
-
-        earlier = Forecaster(s, self.form, watch).fit(frame, until=begin)
-        drawn = earlier.draw(read(frame, s.freq, s.gaps, s.season, schema=earlier.schema)[1], ends)
+        _, tracks, stamps = read(frame, s.freq, s.gaps, s.season, columns=self._columns())
+        firsts = [len(t.y) - s.horizon - apart * (count - 1) for t in tracks]
+        begins = [when[f - 1] for when, f in zip(stamps, firsts, strict=True) if f >= 1]
+        begin = min(begins) if begins else stamps[0][0]
+        before = [min(max(f, 0), sum(x <= begin for x in when)) for f, when in zip(firsts, stamps, strict=True)]
+        tracks, stamps, left = self._long_enough(tracks, stamps, before)
+        ends = [[len(t.y) - s.horizon - apart * (count - 1 - i) for i in range(count)] for t in tracks]
+        parts: list[tuple[list[list[int]], Any]] = (
+            [
+                ([[at[i]] for at in ends], min(w[at[i] - 1] for w, at in zip(stamps, ends, strict=True)))
+                for i in range(count)
+            ]
+            if again
+            else [(ends, min(w[at[0] - 1] for w, at in zip(stamps, ends, strict=True)))]
+        )
+        kept = (
+            frame
+            if not left
+            else frame[~frame[s.id_col].astype(str).isin(left)]
+            if s.id_col in frame.columns
+            else frame
+        )
+        made, earlier = [], None
+        for at, begin in parts:
+            log.info("back-test: %d origins, learning from what came up to %s", len(at[0]), begin)
+            fitted = self._before(kept, begin)
+            _, seen, _ = read(kept, s.freq, s.gaps, s.season, schema=fitted.schema, columns=self._columns())
+            made.append(fitted.draw(seen, at))
+            earlier = earlier or fitted
+        assert earlier is not None
+        drawn = made[0] if not again else _interleaved(made, len(tracks))
         names = [t.name for t, at in zip(tracks, ends, strict=True) for _ in at]
-        later = [when[e : e + s.horizon] for when, at in zip(stamps, ends, strict=True) for e in at]
-        cutoffs = [when[e - 1] for when, at in zip(stamps, ends, strict=True) for e in at]
+        later = [
+            earlier.schema.shown(when[e : e + s.horizon]) for when, at in zip(stamps, ends, strict=True) for e in at
+        ]
+        cutoffs = [earlier.schema.shown([when[e - 1]])[0] for when, at in zip(stamps, ends, strict=True) for e in at]
         truth = np.stack([t.y[e : e + s.horizon] for t, at in zip(tracks, ends, strict=True) for e in at])
         table = earlier.table(names, later, self.pool(drawn))
         table.insert(2, "cutoff", np.repeat(np.array(cutoffs, dtype=object), s.horizon))
         table["cutoff"] = table["cutoff"].infer_objects()
-        table.insert(3, VALUE, truth.reshape(-1))
-        return Backtest(table, drawn, truth, earlier)
+        table.insert(3, s.target_col, truth.reshape(-1))
+        return Backtest(table, drawn, truth, earlier, left)
+
+    def cross_validation(
+        self, frame: pd.DataFrame, n_windows: int | None = None, step_size: int | None = None, refit: bool = True
+    ) -> pd.DataFrame:
+        """The table of `backtest`: unique_id, ds, cutoff, y, stochflow, stochflow-lo-80, ..."""
+        return self.backtest(frame, n_windows, step_size, refit).table
+
+    def _before(self, frame: pd.DataFrame, begin: Any) -> Forecaster:
+        """A copy of this forecaster, fitted on what came up to a stamp."""
+        shown = str(begin).removesuffix(" 00:00:00")  # a day needs no midnight
+
+        def watch(look: Look) -> None:
+            self.watch(look._replace(stage=f"back-test after {shown}: {look.stage}"))
+
+        return Forecaster(self.settings, self.form, watch).fit(frame, until=begin)
 
     def draw(self, tracks: list[Track], ends: list[list[int]]) -> np.ndarray:
         """[S, windows, samples / S, horizon] futures of the windows that end before rows `ends` of each track.
 
-        The same seed gives the same futures, and the random stream outside is left as it was.
+        The same seed gives the same futures, and the random stream outside is left as it was. Where no network is used, S is 1.
         """
-        s, fitted = self.settings, self._need()
+        fitted = self._need()
         for track, at in zip(tracks, ends, strict=True):
-            if min(at) < self.window:
-                raise UserError(
-                    f"series {track.name!r} has {min(at)} rows before its forecast, but a window of {self.window} is needed: give more"
-                )
+            if min(at) < 2 or not np.isfinite(track.y[: min(at)]).any():
+                raise UserError(f"series {track.name!r} has {min(at)} rows before its forecast: give more")
+        changed = self.prior.transformed(tracks)
+        with one_thread():
+            env = self._env(self.prior, self.prior.windows(changed, [np.array(at) for at in ends]))
+            made = self._prior_draws(env) if fitted.share == 0 else self._network_draws(env)
+        start = 0
+        for track, at in zip(tracks, ends, strict=True):
+            here = slice(start, start + len(at))
+            seeds, windows, each, horizon = made[:, here].shape
+            flat = made[:, here].swapaxes(0, 1).reshape(windows, seeds * each, horizon)
+            flat = within(self.prior.restored(track, np.array(at), flat), self.limits.get(track.name, self.limits[""]))
+            made[:, here] = flat.reshape(windows, seeds, each, horizon).swapaxes(0, 1)
+            start += len(at)
+        return made
+
+    def _prior_draws(self, env: Series) -> np.ndarray:
+        """[1, windows, samples, horizon] transformed futures of the statistical law."""
+        s, w = self.settings, env.windows
+        with torch.random.fork_rng([]), torch.no_grad():
+            torch.manual_seed(s.seed + 1)
+            chosen = sample_paths(self.prior.paths, env.bins, s.samples, w.series, w.origin)
+            values = env.unscale(
+                env.bins.draw(chosen.float()), torch.arange(len(w.scale)).unsqueeze(1).expand(chosen.shape[:2])
+            )
+        return values.unsqueeze(0).numpy()
+
+    def _network_draws(self, env: Series) -> np.ndarray:
+        s, fitted = self.settings, self._need()
         trained = fitted.task.env
         assert isinstance(trained, Series)
-        env = self._env(self.cut(tracks, [np.array(at) for at in ends]), trained.bins)
-        encoder = fitted.policy.encoder
-        assert isinstance(encoder, WindowEncoder)
+        policy = fitted.policy
         each = -(-s.samples // s.seeds)
         rows = torch.arange(len(env.windows.scale), device=self.device)
         task = fitted.task._replace(env=env)
         made = []
         devices = [self.device] if self.device.type == "cuda" else []
-        encoder.attach(env)
+        attach(policy, env)
         try:
-            with torch.random.fork_rng(devices), torch.no_grad(), remembering(fitted.policy, len(rows)):
+            with torch.random.fork_rng(devices), torch.no_grad(), remembering(policy, len(rows)):
                 torch.manual_seed(s.seed + 1)
                 for part in rows.split(max(1, TOGETHER // each)):
                     chosen = part.repeat_interleave(each).expand(s.seeds, -1)
-                    final = rollout(task, fitted.policy, chosen.shape[1], row=chosen).states[-1].cpu()
-                    values = env.windows.unscale(env.values(final, draw=True), final[..., 0])
+                    final = rollout(task, policy, chosen.shape[1], row=chosen).states[-1].cpu()
+                    values = env.unscale(env.values(final, draw=True), final[..., 0])
                     made.append(values.view(s.seeds, len(part), each, s.horizon))
         finally:
-            encoder.attach(trained)
+            attach(policy, trained)
         return torch.cat(made, 1).numpy()
 
     def pool(self, drawn: np.ndarray) -> np.ndarray:
@@ -264,12 +403,15 @@ class Forecaster:
     def table(self, names: list[str], stamps: list[list[Any]], drawn: np.ndarray) -> pd.DataFrame:
         """The long frame of medians and intervals of futures [windows, samples, horizon]."""
         pandas = need_pandas()
-        horizon = drawn.shape[2]
+        s, horizon = self.settings, drawn.shape[2]
         made = pandas.DataFrame(
-            {ID: np.repeat(np.array(names, dtype=object), horizon), STAMP: [t for part in stamps for t in part]}
+            {
+                s.id_col: np.repeat(np.array(names, dtype=object), horizon),
+                s.time_col: [t for part in stamps for t in part],
+            }
         )
         made[NAME] = np.median(drawn, axis=1).reshape(-1)
-        for level in self.settings.levels:
+        for level in s.levels:
             low, high = np.quantile(drawn, [0.5 - level / 200, 0.5 + level / 200], axis=1)
             made[f"{NAME}-lo-{level}"] = low.reshape(-1)
             made[f"{NAME}-hi-{level}"] = high.reshape(-1)
@@ -277,10 +419,7 @@ class Forecaster:
 
     def measure(self, drawn: np.ndarray, truth: np.ndarray, names: list[str]) -> dict[str, Any]:
         """Figures of futures [windows, samples, horizon] of named series, errors scaled by what this forecaster was fitted on."""
-        pandas = need_pandas()
-        past = pandas.DataFrame({ID: np.repeat([t.name for t in self.tracks], [len(t.y) for t in self.tracks])})
-        past[STAMP] = np.concatenate([np.arange(len(t.y)) for t in self.tracks])
-        past[VALUE] = np.concatenate([t.y for t in self.tracks])
+        past = {t.name: t.y for t in self.tracks}
         found = report.measure(drawn, truth, names, past, self.schema.season)
         return {**found, "windows": len(truth), "forecasts": int(np.isfinite(truth).sum())}
 
@@ -291,13 +430,25 @@ class Forecaster:
                 raise UserError("`until` cuts a frame, but none was given: predict(frame, until=...)")
             return self.tracks, self.stamps
         s = self.settings
-        _, tracks, stamps = read(frame, s.freq, s.gaps, s.season, until, self.schema)
+        _, tracks, stamps = read(frame, s.freq, s.gaps, s.season, until, self.schema, self._columns())
         return tracks, stamps
 
     def _need(self) -> Fitted:
         if self.fitted is None:
             raise UserError("this forecaster has learned nothing yet: call fit(frame) first")
         return self.fitted
+
+
+def _interleaved(parts: list[np.ndarray], series: int) -> np.ndarray:
+    """Draws of one origin after the other, each [S, series, n, H], as those of all origins of each series."""
+    stacked = np.stack([_one_seed(p) for p in parts], 2)  # [1, series, origins, n, H]
+    return stacked.reshape(1, series * len(parts), *stacked.shape[3:])
+
+
+def _one_seed(drawn: np.ndarray) -> np.ndarray:
+    """[1, windows, n, H]: futures of the seeds taken in turn, because not every refit uses a network."""
+    seeds, windows, each, horizon = drawn.shape
+    return drawn.transpose(1, 2, 0, 3).reshape(1, windows, each * seeds, horizon)
 
 
 class Backtest(NamedTuple):
@@ -307,20 +458,21 @@ class Backtest(NamedTuple):
     drawn: np.ndarray  # [S, windows, samples / S, horizon]
     truth: np.ndarray  # [windows, horizon]
     forecaster: Forecaster  # what was fitted before the first origin
+    skipped: list[str]  # series with too few values before it
+
+    @property
+    def names(self) -> list[str]:
+        """The series of each window."""
+        return list(self.table[self.forecaster.settings.id_col][:: self.truth.shape[1]])
+
+    @property
+    def samples(self) -> np.ndarray:
+        """[windows, samples, horizon] pooled futures."""
+        return self.forecaster.pool(self.drawn)
 
     def measure(self) -> dict[str, Any]:
         """MASE, CRPS, pinball loss and 80 % coverage of the pooled futures."""
-        return self.forecaster.measure(
-            self.forecaster.pool(self.drawn), self.truth, list(self.table[ID][:: self.truth.shape[1]])
-        )
-
-
-def _closeness(windows: Windows, tracks: list[Track], cut: Cut, stride: int) -> float:
-    """Mean absolute error of the location itself over the training windows, in units of each series' own spread."""
-    spread = np.concatenate([np.full(len(cut.origins(t, stride)), np.nanstd(t.y) or 1.0) for t in tracks])
-    off = (windows.target.double().abs() * windows.scale.unsqueeze(1)).mean(1).numpy() / spread
-    known = windows.known.numpy()
-    return float(off[known].mean()) if known.any() else float("inf")
+        return self.forecaster.measure(self.samples, self.truth, self.names)
 
 
 def _device(word: str) -> torch.device:
@@ -376,12 +528,19 @@ def forecast_command(
         )
         report.write_json(folder / "metrics.json", metrics)
         fitted = forecaster._need()
-        told = {
+        told: dict[str, Any] = {
             "data": word,
             "window": forecaster.window,
             "season": forecaster.schema.season,
-            "location": forecaster.cut.location,
+            "location": settings.location,
+            "skipped": forecaster.skipped,
         }
-        told |= {"steps": fitted.steps, "temperature": fitted.temperature, "version": __version__}
+        told |= {
+            "steps": fitted.steps,
+            "temperature": fitted.temperature,
+            "share": fitted.share,
+            "version": __version__,
+        }
+        told |= forecaster.prior.chosen
         report.write_json(folder / "config.json", {"forecast": dataclasses.asdict(settings), "chosen": told})
     return Forecasted(target, metrics, table, sorted(target.iterdir()))

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class Schema:
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
     static: dict[str, tuple[float, float]] = field(default_factory=dict)  # mean and spread over the series
     static_categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    future: tuple[str, ...] = ()  # columns known in advance
+    zone: tuple[str, str] | None = None  # time zone of the stamps, and whether they are kept as "wall" time or as "utc"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -55,6 +57,15 @@ class Schema:
         grid = [self.freq.rollback(stamp) + self.freq * k for k in range(steps + 2)]
         share = (stamp - grid[0]) / (grid[1] - grid[0])  # of a step: what `_time` interpolates
         return [(a + share * (b - a)).round("s") for a, b in pairwise(grid[1:])]
+
+    def shown(self, stamps: list[Any]) -> list[Any]:
+        """Stamps as the user wrote them, in his time zone."""
+        if self.zone is None:
+            return stamps
+        name, kept = self.zone
+        if kept == "utc":
+            return [s.tz_localize("UTC").tz_convert(name) for s in stamps]
+        return [s.tz_localize(name, ambiguous=True, nonexistent="shift_forward") for s in stamps]
 
 
 def need_pandas() -> Any:
@@ -97,10 +108,28 @@ def read_csv(path: str | Path) -> pd.DataFrame:
     return found
 
 
+class Columns(NamedTuple):
+    """What the columns of a frame are called, and which are known in advance."""
+
+    series: str = ID
+    stamp: str = STAMP
+    value: str = VALUE
+    future: tuple[str, ...] = ()
+
+
 def read(
-    frame: Any, freq: str = "", gaps: str = "error", season: int = 0, until: Any = None, schema: Schema | None = None
+    frame: Any,
+    freq: str = "",
+    gaps: str = "error",
+    season: int = 0,
+    until: Any = None,
+    schema: Schema | None = None,
+    columns: Columns = Columns(),  # noqa: B008 - a frozen value
 ) -> tuple[Schema, list[Track], list[list[Any]]]:
-    """(schema, tracks, stamps of each track) of a long frame; rows after the stamp `until` are dropped before anything is looked at."""
+    """(schema, tracks, stamps of each track) of a long frame; rows after the stamp `until` are dropped before anything is looked at.
+
+    A track has a row a step of the frequency: with gaps allowed, rows that are missing hold NaN.
+    """
     pandas = need_pandas()
     if not isinstance(frame, pandas.DataFrame):
         raise UserError(
@@ -111,21 +140,24 @@ def read(
     def where(i: Any) -> str:
         return f"line {int(i) + 2}" if lines else f"row {i}"
 
-    for column in (STAMP, VALUE):
+    for column in (columns.stamp, columns.value, *columns.future):
         if column not in frame.columns:
             raise UserError(
-                f"the column {column!r} is missing{did_you_mean(column, map(str, frame.columns))}: a series needs {STAMP} and {VALUE}"
+                f"the column {column!r} is missing{did_you_mean(column, map(str, frame.columns))}: a series needs "
+                f"{columns.stamp} and {columns.value}" + (" and what --future names" if columns.future else "")
             )
-    table = frame.copy()
+    table = frame.rename(columns={columns.series: ID, columns.stamp: STAMP, columns.value: VALUE})
+    if not table.index.is_unique:
+        table = table.reset_index(drop=True)
     if ID not in table.columns:
         table[ID] = "series"
     table[ID] = table[ID].astype(str)
     numbered = (schema is not None and isinstance(schema.freq, int)) or freq.isdigit()
-    table[STAMP] = _stamps(
+    table[STAMP], zone = _stamps(
         pandas, table[STAMP], where, numbered or (not freq and schema is None and _whole(pandas, table[STAMP]))
     )
     if until is not None:
-        limit = until if pandas.api.types.is_integer_dtype(table[STAMP]) else pandas.Timestamp(until)
+        limit = until if pandas.api.types.is_integer_dtype(table[STAMP]) else _naive(pandas, until, zone)
         table = table[table[STAMP] <= limit]
     if not len(table):
         raise UserError(
@@ -135,28 +167,88 @@ def read(
         )
     table[VALUE] = _numbers(pandas, table[VALUE], VALUE, where)
     _no_infinity(table[VALUE], where)
+    table = table.sort_values([ID, STAMP], kind="stable")
+    double = table.duplicated([ID, STAMP], keep=False)
+    if double.any():
+        same = table[double].iloc[:2]
+        raise UserError(
+            f"series {same.iloc[0][ID]!r} has the stamp {same.iloc[0][STAMP]} twice ({where(same.index[0])} and {where(same.index[1])}): keep one"
+        )
+    ahead = table[:0]
+    if columns.future:  # rows after a series' last value are the steps to forecast
+        known = table[VALUE].notna()
+        left = known[::-1].groupby(table[ID][::-1]).cummax()[::-1]
+        table, ahead = table[left], table[~left]
+        if not len(table):
+            raise UserError(f"no row has a value in the column {columns.value!r}: give the past of the series")
     if gaps == "error" and table[VALUE].isna().any():
         first = table.index[table[VALUE].isna()][0]
         raise UserError(
             f"{where(first)}, column {VALUE}: the value is missing; fill it, or let it be masked with --gaps allow"
         )
-    double = table.duplicated([ID, STAMP], keep=False)
-    if double.any():
-        same = table[double].sort_values([ID, STAMP]).iloc[:2]
-        raise UserError(
-            f"series {same.iloc[0][ID]!r} has the stamp {same.iloc[0][STAMP]} twice ({where(same.index[0])} and {where(same.index[1])}): keep one"
-        )
-    table = table.sort_values([ID, STAMP], kind="stable")
     groups = dict(tuple(table.groupby(ID, sort=False)))
     if schema is None:
-        schema = _learn(pandas, table, groups, freq, season, where)
+        schema = replace(_learn(pandas, table, groups, freq, season, where, columns.future), zone=zone)
+    more = dict(tuple(ahead.groupby(ID, sort=False)))
     tracks, stamps = [], []
     for name, group in groups.items():
         if gaps == "error":
             _regular(pandas, name, group[STAMP], schema.freq, where)
-        tracks.append(_track(pandas, name, group, schema, where))
-        stamps.append(list(group[STAMP]))
+        track = _track(pandas, name, group, schema, where)
+        when = list(group[STAMP])
+        if gaps != "error":
+            track, when = _on_the_grid(track, when, schema)
+        tracks.append(_known(pandas, track, group, more.get(name), schema, where))
+        stamps.append(when)
     return schema, tracks, stamps
+
+
+def _on_the_grid(track: Track, stamps: list[Any], schema: Schema) -> tuple[Track, list[Any]]:
+    """A row a step of the frequency; of several readings in one step the last counts, and steps without one hold NaN."""
+    slot = np.round(track.time - track.time[0]).astype(np.int64)
+    count = int(slot[-1]) + 1
+    if count > 100 * len(slot) + 10_000:
+        raise UserError(
+            f"series {track.name!r} has {len(slot)} readings over {count} steps of the frequency: give a coarser --freq"
+        )
+    last = np.append(np.flatnonzero(np.diff(slot)), len(slot) - 1)
+    place = slot[last]
+
+    def put(x: np.ndarray, fill: Any) -> np.ndarray:
+        made = np.full((count, *x.shape[1:]), fill, dtype=x.dtype)
+        made[place] = x[last]
+        return made
+
+    time = track.time[0] + np.arange(count, dtype=np.float64)
+    time[place] = track.time[last]
+    when: list[Any] = [stamps[last[0]]]
+    for i, j in pairwise(range(len(last))):
+        between = int(place[j] - place[i]) - 1
+        when += schema.after(stamps[last[i]], between) if between else []
+        when.append(stamps[last[j]])
+    time = np.maximum.accumulate(time)
+    return track._replace(
+        time=time, y=put(track.y, np.nan), real=put(track.real, np.nan), categories=put(track.categories, 0)
+    ), when
+
+
+def _known(pandas: Any, track: Track, group: Any, ahead: Any, schema: Schema, where: Callable[[Any], str]) -> Track:
+    """The track with the columns that are known in advance, on its rows and on those after its last value."""
+    if not schema.future:
+        return track
+    rows = group if ahead is None else pandas.concat([group, ahead])
+    missing = [c for c in schema.future if c not in rows.columns]
+    if missing:
+        raise UserError(f"the column {missing[0]!r} was there at fit and is missing now: give the same columns")
+    made = np.stack([_numbers(pandas, rows[c], c, where).to_numpy() for c in schema.future], 1)
+    later = () if ahead is None else tuple(ahead[STAMP])
+    past, rest = made[: len(group)], made[len(group) :]
+    if len(past) != len(track.y):  # readings were put on the grid
+        slot = np.round(_time(pandas, group[STAMP], schema) - track.time[0]).astype(np.int64)
+        full = np.full((len(track.y), made.shape[1]), np.nan)
+        full[slot] = past
+        past = full
+    return track._replace(known=np.concatenate([past, rest]), later=later)
 
 
 # columns ------------------------------------------------------------------------------------------------------------
@@ -168,7 +260,20 @@ def _whole(pandas: Any, column: Any) -> bool:
     return bool(len(text)) and bool(text.str.fullmatch(r"-?\d{1,6}").all())
 
 
-def _stamps(pandas: Any, column: Any, where: Callable[[Any], str], numbered: bool) -> Any:
+def _naive(pandas: Any, stamp: Any, zone: tuple[str, str] | None) -> Any:
+    """A stamp without its time zone, as `_stamps` keeps the column's."""
+    made = pandas.Timestamp(stamp)
+    if made.tzinfo is None:
+        return made
+    if zone is None or zone[1] == "utc":
+        return made.tz_convert("UTC").tz_localize(None)
+    return made.tz_convert(zone[0]).tz_localize(None)
+
+
+def _stamps(
+    pandas: Any, column: Any, where: Callable[[Any], str], numbered: bool
+) -> tuple[Any, tuple[str, str] | None]:
+    """(stamps without a time zone, the zone): days and longer are kept as wall time, because days are not equally long; shorter as UTC."""
     if column.isna().any():
         raise UserError(
             f"{where(column.index[column.isna()][0])}, column {STAMP}: the time stamp is missing: fill it or drop the row"
@@ -181,16 +286,18 @@ def _stamps(pandas: Any, column: Any, where: Callable[[Any], str], numbered: boo
             raise UserError(
                 f"{where(first)}, column {STAMP}: {column[first]!r} is not a whole number, as the other stamps are: mend it"
             )
-        return made.astype("int64")
+        return made.astype("int64"), None
     if pandas.api.types.is_numeric_dtype(column):
         raise UserError(
             f"the column {STAMP} holds numbers, but --freq is not one: give --freq 1 for integer stamps, or dates in {STAMP}"
         )
-    made = (
-        pandas.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
-        if column.dtype != "datetime64[ns]"
-        else column
-    )
+    if column.dtype == "datetime64[ns]":
+        return column, None
+    zone = getattr(column.dtype, "tz", None)
+    if zone is None and len(column):  # text: one offset that all stamps share is their zone
+        first = pandas.to_datetime(column.iloc[0], errors="coerce")
+        zone = getattr(first, "tzinfo", None)
+    made = pandas.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
     if made.isna().any():
         made = pandas.to_datetime(column, errors="coerce", utc=True)
     if made.isna().any():
@@ -198,7 +305,12 @@ def _stamps(pandas: Any, column: Any, where: Callable[[Any], str], numbered: boo
         raise UserError(
             f"{where(first)}, column {STAMP}: {column[first]!r} is not a date: write dates as 2020-01-31 or 2020-01-31 13:00"
         )
-    return made.dt.tz_localize(None)
+    if zone is None:
+        return made.dt.tz_localize(None), None
+    wall = made.dt.tz_convert(zone).dt.tz_localize(None)
+    if (wall == wall.dt.normalize()).all():
+        return wall, (str(zone), "wall")
+    return made.dt.tz_localize(None), (str(zone), "utc")
 
 
 def _numbers(pandas: Any, column: Any, name: str, where: Callable[[Any], str]) -> Any:
@@ -225,7 +337,13 @@ def _is_number(pandas: Any, column: Any) -> bool:
 
 
 def _learn(
-    pandas: Any, table: Any, groups: dict[str, Any], freq: str, season: int, where: Callable[[Any], str]
+    pandas: Any,
+    table: Any,
+    groups: dict[str, Any],
+    freq: str,
+    season: int,
+    where: Callable[[Any], str],
+    future: tuple[str, ...] = (),
 ) -> Schema:
     """Frequency, season, and what the further columns are: numbers, words, and those that never change within a series."""
     step = _frequency(pandas, groups, freq)
@@ -235,7 +353,7 @@ def _learn(
     categories: dict[str, tuple[str, ...]] = {}
     static_categories: dict[str, tuple[str, ...]] = {}
     for name in table.columns:
-        if name in (ID, STAMP, VALUE):
+        if name in (ID, STAMP, VALUE, *future):
             continue
         column = table[name]
         if not column.notna().any():
@@ -254,7 +372,9 @@ def _learn(
     anchor = int(first) if isinstance(step, int) else _grid_start(pandas, first, step)
     ids = tuple(groups)
     every = (float(season), *periods[1:]) if season else periods
-    return Schema(step, anchor, season or found, every, ids, tuple(real), categories, static, static_categories)
+    return Schema(
+        step, anchor, season or found, every, ids, tuple(real), categories, static, static_categories, future=future
+    )
 
 
 def _track(pandas: Any, name: str, group: Any, schema: Schema, where: Callable[[Any], str]) -> Track:

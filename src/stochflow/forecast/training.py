@@ -7,6 +7,7 @@ mix       (1 - w) * the first + w * the second; its fixed point is in docs/forec
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from stochflow.learn.rollout import rollout
 from stochflow.nets.layers import Net
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
-from stochflow.nets.windows import WindowMLP, WindowTransformer
+from stochflow.nets.windows import PathPolicy, WindowMLP, WindowTransformer, attach
 from stochflow.noise.dynamics import Dynamics, Known, trainable_steps
 from stochflow.ops import NEG, masked_mean
 from stochflow.scores.rewards import Linear
@@ -35,7 +36,9 @@ from stochflow.worlds.env import Channel
 from stochflow.worlds.series import Nearness, Series
 
 CHECK_EVERY = 25  # iterations between two looks at the validation windows
-PATIENCE = 8  # looks without improvement after which training ends
+PATIENCE = 4  # looks without improvement after which training ends
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network's logits beside the prior's, tried on the validation windows
+WORTH = 0.005  # nats a step by which a network must be better than the prior on the validation windows
 TEMPERATURES = (0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)  # tried on the validation windows
 FEW = 1000  # training windows below which the validation windows are too precious not to be trained on
 
@@ -193,8 +196,13 @@ class Fitted(NamedTuple):
     policy: Policy
     dynamics: Dynamics
     steps: int  # iterations of the weights that were kept
-    temperature: float  # the logits were divided by it, because the validation windows were likeliest then
-    validation: list[list[float]]  # a row a look: the criterion of each seed (lower is better)
+    temperature: (
+        float  # the logits were divided by it, because the validation windows were likeliest then (without a prior)
+    )
+    validation: list[
+        list[float]
+    ]  # a row a look, the first before training: the criterion of each seed (lower is better)
+    share: float = 1.0  # of the network's logits beside the prior's; 0: the prior alone
 
 
 class Look(NamedTuple):
@@ -224,9 +232,11 @@ def make_task(env: Series, settings: Forecast, rows: Tensor) -> Task:
 
 
 def make_policy(env: Series, settings: Forecast, rows: Tensor, net: Net | None = None) -> Policy:
-    """A policy that starts from the marginal law of the bins, which a few windows already tell."""
+    """A policy that starts from the law of the environment's paths; without one, from the marginal law of the bins."""
     encoder = WindowMLP() if settings.encoder == "mlp" else WindowTransformer()
     seeds = [settings.seed + i for i in range(settings.seeds)]
+    if env.paths is not None and settings.mode in ("nll", "mix"):
+        return PathPolicy(env, net or MLP(settings.hidden, 2), seeds=seeds, encoder=encoder)
     policy = Policy(env, net or MLP(settings.hidden, 2), seeds=seeds, encoder=encoder)
     if settings.mode in ("nll", "mix"):
         count = torch.bincount(env.truth(rows).flatten(), minlength=env.num_moves).float()
@@ -273,8 +283,11 @@ def criterion(trainer: Trainer, rows: Tensor, settings: Forecast, form: Form) ->
     every = rows.expand(seeds, len(rows))
     if settings.mode in ("nll", "mix"):
         env: Any = trainer.task.env
-        terms = evaluate(trainer.task, trainer.policy, trainer.dynamics, follow(env, every), None, form.needs)
-        return -form.step(terms).sum(0).mean(1)
+        found = []
+        for part in every.split(100, 1):  # a few at a time: the law over paths is held for every step of each
+            terms = evaluate(trainer.task, trainer.policy, trainer.dynamics, follow(env, part), None, form.needs)
+            found.append(-form.step(terms).sum(0))
+        return torch.cat(found, 1).mean(1)
     devices = [every.device] if every.is_cuda else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)  # the same luck at every look
@@ -282,41 +295,91 @@ def criterion(trainer: Trainer, rows: Tensor, settings: Forecast, form: Form) ->
     return -trainer.task.oracle(drawn.states[-1]).mean(1)
 
 
+class Stage(NamedTuple):
+    """An environment and the windows to train on there."""
+
+    env: Series
+    train: Tensor
+    valid: Tensor  # windows that are held out; may be empty
+
+
 def fit(
-    env: Series,
+    early: Stage,
+    final: Stage,
     settings: Forecast,
-    train: Tensor,
-    valid: Tensor | None,
     device: torch.device,
     form: Form = objectives.MARGINAL,
-    whole: bool = False,
     watch: Watch = lambda look: None,
 ) -> Fitted:
-    """Train; with validation windows, find on them how long, and where windows are few train that long on all of them.
+    """Find out on `early`, whose prior knows nothing of the windows that validate, how long to train and how far to follow the network;
+    then train that long on `final`. Where windows are many, the weights of the first stage are kept.
 
-    `whole`: they are whole series, which must be trained on in the end however many windows there are.
     `watch` is told how far it is. The random stream outside is left as it was.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        steps = settings.steps
+        steps, temperature, share = settings.steps, 1.0, 1.0
         looks: list[list[float]] = []
-        temperature = 1.0
-        if valid is not None and len(valid):
-            trainer, steps, looks = _validated(env, settings, train, valid, device, form, watch)
-            if settings.mode in ("nll", "mix"):
-                temperature = _best_temperature(trainer, settings, valid.to(device), form)
-            if len(train) >= FEW and not whole:
-                temper(trainer.policy, temperature)
-                return Fitted(trainer.task, trainer.policy, trainer.dynamics, steps, temperature, looks)
-            train = torch.cat([train, valid])
-        trainer = _start(env, settings, train, device, form)
-        stage = f"training on {len(train)} windows"
+        if len(early.valid):
+            trainer, steps, looks = _validated(early, settings, device, form, watch)
+            guarded = isinstance(trainer.policy, PathPolicy) and settings.mode == "nll"
+            if guarded and settings.network == "auto":
+                share = _best_share(trainer, settings, early.valid.to(device), form)
+            elif not guarded and settings.mode in ("nll", "mix"):
+                temperature = _best_temperature(trainer, settings, early.valid.to(device), form)
+            if share == 0:
+                return untrained(final.env, settings, device)._replace(validation=looks)
+            if len(early.train) >= FEW:
+                _finish(trainer.policy, temperature, share)
+                return _moved(
+                    trainer,
+                    final.env,
+                    Fitted(trainer.task, trainer.policy, trainer.dynamics, steps, temperature, looks, share),
+                )
+        trainer = _start(final.env, settings, final.train, device, form)
+        stage = f"training on {len(final.train)} windows"
         watch(Look(stage, 0, steps, None, None))
         trainer.train(steps, CHECK_EVERY, lambda t: watch(Look(stage, t.steps_done, steps, _loss(t), None)))
         trainer.policy_flat.swap()  # the averaged weights stay in place: forecasts are made with them
-        temper(trainer.policy, temperature)
-    return Fitted(trainer.task, trainer.policy, trainer.dynamics, steps, temperature, looks)
+        _finish(trainer.policy, temperature, share)
+    return Fitted(trainer.task, trainer.policy, trainer.dynamics, steps, temperature, looks, share)
+
+
+def untrained(env: Series, settings: Forecast, device: torch.device) -> Fitted:
+    """The prior alone, as a policy of one seed."""
+    one = dataclasses.replace(settings, seeds=1)
+    task = Task(env, make_channel(settings), Nearness(env), Linear(1.0))
+    policy = make_policy(env, one, torch.zeros(1, dtype=torch.long)).to(device)
+    assert isinstance(policy, PathPolicy)
+    policy.share.zero_()
+    return Fitted(task, policy, Known(env, task.channel), 0, 1.0, [], 0.0)
+
+
+def _moved(trainer: Trainer, env: Series, fitted: Fitted) -> Fitted:
+    """The same weights over other windows."""
+    attach(fitted.policy, env)
+    return fitted._replace(task=fitted.task._replace(env=env))
+
+
+@torch.no_grad()
+def _finish(policy: Policy, temperature: float, share: float) -> None:
+    temper(policy, temperature)
+    if isinstance(policy, PathPolicy):
+        policy.share.fill_(share)
+
+
+@torch.no_grad()
+def _best_share(trainer: Trainer, settings: Forecast, rows: Tensor, form: Form) -> float:
+    """How far to follow the network on windows that it has not seen: not at all where it does not help."""
+    policy = trainer.policy
+    assert isinstance(policy, PathPolicy)
+    found = {}
+    for share in SHARES:
+        policy.share.fill_(share)
+        found[share] = float(criterion(trainer, rows, settings, form).mean())
+    policy.share.fill_(1.0)
+    best = min(found, key=lambda s: found[s])
+    return best if found[best] < found[0.0] - WORTH * trainer.task.env.horizon else 0.0
 
 
 def _start(env: Series, settings: Forecast, rows: Tensor, device: torch.device, form: Form) -> Trainer:
@@ -331,15 +394,16 @@ def _loss(trainer: Trainer) -> float:
 
 
 def _validated(
-    env: Series, settings: Forecast, train: Tensor, valid: Tensor, device: torch.device, form: Form, watch: Watch
+    early: Stage, settings: Forecast, device: torch.device, form: Form, watch: Watch
 ) -> tuple[Trainer, int, list[list[float]]]:
     """Train until the validation criterion, averaged over the seeds, no longer falls; the best weights are left in place."""
-    trainer = _start(env, settings, train, device, form)
-    looks: list[list[float]] = []
-    best, at, weights = float("inf"), 0, trainer.policy_flat.average.clone()
-    rows = valid.to(device)
-    stage = f"finding out how long to train, on {len(train)} windows and {len(valid)} that validate"
-    watch(Look(stage, 0, settings.steps, None, None))
+    trainer = _start(early.env, settings, early.train, device, form)
+    rows = early.valid.to(device)
+    stage = f"finding out how long to train, on {len(early.train)} windows and {len(rows)} that validate"
+    first = criterion(trainer, rows, settings, form)
+    looks: list[list[float]] = [first.tolist()]
+    best, at, weights = float(first.mean()), 0, trainer.policy_flat.average.clone()
+    watch(Look(stage, 0, settings.steps, None, best))
     while trainer.steps_done < settings.steps and trainer.steps_done - at < PATIENCE * CHECK_EVERY:
         trainer.train(min(trainer.steps_done + CHECK_EVERY, settings.steps))
         with trainer.averaged():
@@ -349,15 +413,8 @@ def _validated(
             best, at = float(found.mean()), trainer.steps_done
             weights.copy_(trainer.policy_flat.average)
         over = trainer.steps_done >= settings.steps or trainer.steps_done - at >= PATIENCE * CHECK_EVERY
-        watch(
-            Look(
-                stage,
-                trainer.steps_done,
-                trainer.steps_done if over else settings.steps,
-                _loss(trainer),
-                float(found.mean()),
-            )
-        )
+        last = trainer.steps_done if over else settings.steps
+        watch(Look(stage, trainer.steps_done, last, _loss(trainer), float(found.mean())))
     with torch.no_grad():
         trainer.policy_flat.values.copy_(weights)
         trainer.policy_flat.changed()
@@ -382,12 +439,14 @@ def _best_temperature(trainer: Trainer, settings: Forecast, rows: Tensor, form: 
     return min(found, key=lambda t: found[t])
 
 
-def split(ends: Sequence[int], fraction: float, horizon: int, stride: int) -> tuple[list[int], list[int]]:
+def split(
+    ends: Sequence[int], fraction: float, horizon: int, stride: int, panel: bool = False
+) -> tuple[list[int], list[int]]:
     """Positions of the training and of the validation windows of one series, in time: the last `fraction` validates, and
-    windows whose targets reach into the first validation target are left out."""
+    windows whose targets reach into the first validation target are left out. In a `panel` one window of each series is enough."""
     count = len(ends)
-    held = int(fraction * count)
+    held = max(int(fraction * count), 1 if panel else 0)
     purge = max(0, -(-horizon // stride) - 1)
-    if held < 3 or count - held - purge < 10:
+    if held < (1 if panel else 3) or count - held - purge < (4 if panel else 10):
         return list(range(count)), []
     return list(range(count - held - purge)), list(range(count - held, count))

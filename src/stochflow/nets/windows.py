@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,9 @@ from stochflow.errors import UserError
 from stochflow.nets.encoders import Encoder
 from stochflow.nets.layers import Embedding, Generators, Linear
 from stochflow.nets.policy import Policy
+from stochflow.types import PolicyOut
 from stochflow.worlds.env import Env
+from stochflow.worlds.paths import Paths
 from stochflow.worlds.series import Series, Windows
 
 
@@ -228,3 +231,88 @@ def remembering(policy: Policy, rows: int) -> Iterator[None]:
         yield
     finally:
         policy.encoder = kept
+
+
+def attach(policy: Policy, env: Series) -> None:
+    """Let a policy read the windows of `env` from now on."""
+    if isinstance(policy, PathPolicy):
+        policy.use(env)
+    else:
+        assert isinstance(policy.encoder, WindowEncoder)
+        policy.encoder.attach(env)
+
+
+# a policy that starts from a law over paths ----------------------------------------------------------------------------
+
+
+class PathPolicy(Policy):
+    """Logits are the log-probabilities of the environment's `paths`, plus `share` times the network's.
+
+    The network's head starts at zero, so that at step 0 the policy is that law. `share` 0 leaves the network out.
+    """
+
+    def __init__(self, env: Series, *args: Any, **more: Any):
+        super().__init__(env, *args, **more)
+        self.share: Tensor
+        self.register_buffer("share", torch.ones(()))
+        with torch.no_grad():
+            self.head.weight[..., : env.num_moves] = 0
+            self.head.bias[..., : env.num_moves] = 0
+        self._laws: dict[torch.device, tuple[Series, Paths, Tensor, Tensor]] = {}
+
+    def use(self, env: Series) -> None:
+        """Use the windows and paths of `env` from now on."""
+        self.env = env
+        self._laws.clear()
+        assert isinstance(self.encoder, WindowEncoder)
+        self.encoder.attach(env)
+
+    def _law(self) -> tuple[Paths, Tensor, Tensor]:
+        """(paths, series of each window, origin of each window) on this device."""
+        env = _series(self.env)
+        found = self._laws.get(self.device)
+        if found is None or found[0] is not env:
+            assert env.paths is not None
+            w = env.windows
+            found = env, env.paths.to(self.device), w.series.to(self.device), w.origin.to(self.device)
+            self._laws[self.device] = found
+        return found[1:]
+
+    def _start(self, row: Tensor) -> Tensor:
+        paths, series, origin = self._law()
+        return paths.start(series[row], origin[row])
+
+    def _mixed(self, law: Tensor, net: Tensor) -> Tensor:
+        return law + self.share * net
+
+    def forward(self, state, context=None):
+        out = super().forward(state, context)
+        paths = self._law()[0]
+        weight, chosen = self._start(state[..., 0]), state[..., 1:]
+        size = (chosen < self.env.num_moves).sum(-1)
+        law = torch.zeros_like(out.forward)
+        for t in range(self.env.horizon):
+            law = torch.where((size == t).unsqueeze(-1), paths.law(weight, t), law)
+            move = chosen[..., t]
+            known = (move < self.env.num_moves).unsqueeze(-1)
+            weight = torch.where(known, paths.seen(weight, t, move.clamp(max=self.env.num_moves - 1)), weight)
+        return PolicyOut(self._mixed(law, out.forward), *out[1:])
+
+    def along(self, traj, context=None, flows=True):
+        out = super().along(traj, context, flows)
+        law = self._law()[0].along(self._start(traj.states[0][..., 0]), traj.moves)
+        if len(out.forward) > len(law):  # finished forecasts, from which nothing is chosen
+            law = torch.cat([law, torch.zeros_like(law[:1])])
+        return PolicyOut(self._mixed(law, out.forward), *out[1:])
+
+    def begin(self, state, context=None):
+        logits, cache = super().begin(state, context)
+        weight = self._start(state[..., 0])
+        return self._mixed(self._law()[0].law(weight, 0), logits), (cache, weight)
+
+    def advance(self, cache, state, move, t):
+        inner, weight = cache
+        logits, inner = super().advance(inner, state, move, t)
+        paths = self._law()[0]
+        weight = paths.seen(weight, t, move)
+        return self._mixed(paths.law(weight, t + 1), logits), (inner, weight)

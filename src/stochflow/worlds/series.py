@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from torch.nn.functional import one_hot
 from stochflow.errors import UserError
 from stochflow.ops import PerDevice
 from stochflow.worlds.conditioned import Conditioned
+from stochflow.worlds.paths import Paths
 from stochflow.worlds.strings import BYTES, Strings
 
 FAR = 20.0  # scaled inputs are clipped here: an outlier must not dominate a network
+LEAST_SEEN = 0.25  # share of a window that must be seen for training: less is an outage
 FLAT = 0.1  # least scale of a window, in standard deviations of all changes before its end
 
 
@@ -73,6 +75,8 @@ class Track(NamedTuple):
     categories: np.ndarray  # [n, G] int64, 0 = unknown or missing
     static: np.ndarray  # [Q]
     static_categories: np.ndarray  # [H] int64
+    known: np.ndarray | None = None  # [n + k, C] covariates that are known in advance, k rows beyond the last value
+    later: tuple[Any, ...] = ()  # stamps of those k rows, as the user gave them
 
 
 class Windows(NamedTuple):
@@ -86,17 +90,25 @@ class Windows(NamedTuple):
     static: Tensor  # [R, Q]
     static_categories: Tensor  # [R, H]
     target: Tensor  # [R, L] scaled; 0 where it is not known
-    known: Tensor  # [R] bool: all of the target is there
+    known: Tensor  # [R] bool: all of the target is there, and enough of the window
     location: Tensor  # [R, L] float64, in the series' own units
     scale: Tensor  # [R] float64
-
-    def take(self, rows: Tensor | slice) -> Windows:
-        return Windows(*[x[rows] for x in self])
+    series: Tensor  # [R] number of the series
+    origin: Tensor  # [R] row of the series before which the forecast begins
 
     def unscale(self, value: Tensor, row: Tensor) -> Tensor:
-        """Scaled values [..., L] of windows [...] in the series' own units, float64."""
+        """Values [..., L] in units of the scale of windows [...] -> in the series' own units, float64."""
         where = row.to(self.scale.device)
         return self.location[where] + self.scale[where].unsqueeze(-1) * value.double()
+
+
+class Located(NamedTuple):
+    """Locations and scales that were found elsewhere, for R windows."""
+
+    location: np.ndarray  # [R, L]
+    scale: np.ndarray  # [R]
+    series: np.ndarray  # [R]
+    factor: np.ndarray  # [N, L, L] lower triangular: targets are innovations z, and errors are scale * factor z
 
 
 LOCATIONS = ("mean", "last", "seasonal", "shifted")
@@ -127,148 +139,181 @@ class Cut:
             raise UserError(f"there is no location {self.location!r}: take one of {', '.join(LOCATIONS)}")
 
     def origins(self, track: Track, stride: int = 1, first: int | None = None) -> np.ndarray:
-        """Window ends (rows before the first forecast step) with a whole target behind them, the last one included."""
+        """Window ends (rows before the first forecast step) with a whole target behind them, the last one included.
+
+        `first`: from which row on; before a whole window the missing rows count as not seen.
+        """
         last = len(track.y) - self.horizon
-        start = self.window if first is None else max(first, self.window)
+        start = self.window if first is None else first
         return np.arange(last, start - 1, -stride)[::-1]
 
-    def __call__(self, tracks: Sequence[Track], ends: Sequence[np.ndarray]) -> Windows:
+    def __call__(self, tracks: Sequence[Track], ends: Sequence[np.ndarray], located: Located | None = None) -> Windows:
         """The windows of each series that end at the given rows; targets are read where the series goes on."""
-        parts = [self._one(track, int(end)) for track, at in zip(tracks, ends, strict=True) for end in at]
-        if not parts:
+        count = [len(at) for at in ends]
+        if not sum(count):
             raise UserError(
                 f"no series is long enough for a window of {self.window} steps: shorten --window or give more data"
             )
-        stacked = [np.stack(column) for column in zip(*parts, strict=True)]
-        values, seen, categories, age, phase, static, static_categories, target, known, location, scale = stacked
+        starts = np.concatenate([[0], np.cumsum(count)])
+        parts = []
+        for i, (track, at) in enumerate(zip(tracks, ends, strict=True)):
+            if count[i]:
+                here = slice(int(starts[i]), int(starts[i + 1]))
+                own = None if located is None else located._replace(
+                    location=located.location[here], scale=located.scale[here], series=located.series[here]
+                )  # fmt: skip
+                parts.append(self._of(track, np.asarray(at, dtype=np.int64), i, own))
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return Windows(*[torch.from_numpy(np.ascontiguousarray(x)) for x in columns])
 
-        def f32(x: np.ndarray) -> Tensor:
-            return torch.from_numpy(x.astype(np.float32))
+    def _of(self, track: Track, ends: np.ndarray, number: int, located: Located | None) -> tuple[np.ndarray, ...]:
+        """The columns of `Windows` for the windows [R] of one series."""
+        width, horizon = self.window, self.horizon
 
-        return Windows(
-            f32(values),
-            torch.from_numpy(seen),
-            torch.from_numpy(categories),
-            f32(age),
-            f32(phase),
-            f32(static),
-            torch.from_numpy(static_categories),
-            f32(target),
-            torch.from_numpy(known),
-            torch.from_numpy(location),
-            torch.from_numpy(scale),
-        )
+        def past(x: np.ndarray, fill: float) -> np.ndarray:
+            """[R, W, ...] rows before each end; before the series there is `fill`."""
+            padded = np.concatenate([np.full((width, *x.shape[1:]), fill, dtype=x.dtype), x])
+            view = np.lib.stride_tricks.sliding_window_view(padded, width, 0)  # [n + 1, ..., W]
+            return np.moveaxis(view[ends], -1, 1)
 
-    def _one(self, track: Track, end: int) -> tuple[np.ndarray, ...]:
-        """One row of `Windows`, field by field."""
-        past = slice(end - self.window, end)
-        time, y = track.time[past], track.y[past]
+        y = past(track.y, np.nan)
         have = np.isfinite(y)
-        if not have.any():
+        if not have.any(1).all():
+            row = int(ends[~have.any(1)][0])
             raise UserError(
-                f"series {track.name!r} has no value at all in the {self.window} steps before row {end}: "
+                f"series {track.name!r} has no value at all in the {width} steps before row {row}: "
                 "lengthen --window or fill it"
             )
-        ahead = track.time[end : end + self.horizon] - time[-1]
-        if len(ahead) < self.horizon:  # beyond the data: the next steps of the frequency
-            ahead = np.concatenate([ahead, np.arange(len(ahead), self.horizon) + 1.0])
-        truth = np.full(self.horizon, np.nan)
-        truth[: len(track.y) - end] = track.y[end : end + self.horizon]
+        before = track.time[0] - np.arange(width, 0, -1.0)
+        every = np.concatenate([before, track.time, track.time[-1] + np.arange(1.0, horizon + 1)])
+        time = np.lib.stride_tricks.sliding_window_view(every, width)[ends]
+        now = time[:, -1]
+        step = np.arange(horizon)
+        ahead = every[width + ends[:, None] + step] - now[:, None]
+        rows = ends[:, None] + step
+        truth = np.where(rows < len(track.y), track.y[rows.clip(max=len(track.y) - 1)], np.nan)
 
-        level = _Level(time[have], y[have], self.season)
-        location, scale = level.about(self.location, time[-1] + ahead, self.horizon)
-        scale = max(scale, FLAT * self._ever(track.y[:end]))
-        change = level.changes(time, y)  # [W], NaN where there is no earlier period
-        last = level.y[-1]
-        own = np.stack([(y - last) / scale, (change - level.drift) / scale], 1)
-        other = track.real[past]
-        values = np.concatenate([own, _standardised(other)], 1)
+        lag = max(1, round(self.season))
+        filled = _filled(y)
+        last = filled[:, -1]
+        change = np.full_like(y, np.nan)
+        if width > lag:
+            earlier = filled[:, :-lag]
+            change[:, lag:] = y[:, lag:] - np.where(have.cumsum(1)[:, :-lag] > 0, earlier, np.nan)
+        some = np.isfinite(change)
+        drift = np.where(some, change, 0).sum(1) / some.sum(1).clip(min=1)
+        if located is None:
+            location, scale = self._about(filled, have, change, last, drift)
+            scale = np.maximum(scale, FLAT * self._ever(track.y, ends))
+            who = np.full(len(ends), number)
+            target = (truth - location) / scale[:, None]
+        else:
+            location, scale, who = located.location, located.scale, located.series
+            whole = np.where(np.isfinite(truth), truth - location, 0) / scale[:, None]
+            innovations = np.linalg.solve(located.factor[who[0]], whole.T).T  # a track is one series
+            target = np.where(np.all(np.isfinite(truth), axis=1, keepdims=True), innovations, np.nan)
+        each = scale[:, None]
+        values = np.stack([(y - last[:, None]) / each, (change - drift[:, None]) / each], 2)
+        values = np.concatenate([values, _standardised(past(track.real, np.nan))], 2)
         seen = np.isfinite(values)
         values = np.where(seen, values, 0).clip(-FAR, FAR)
-        target = (truth - location) / scale
-        known = np.isfinite(target).all()
         static = np.concatenate(
             [
-                self._phases(time[-1:])[0],
-                ((location - last) / scale).clip(-FAR, FAR),
-                ahead - np.arange(1, self.horizon + 1),  # 0 unless stamps are irregular
-                track.static,
-            ]
+                self._phases(now),
+                ((location - last[:, None]) / each).clip(-FAR, FAR),
+                ahead - np.arange(1, horizon + 1),  # 0 unless stamps are irregular
+                np.broadcast_to(track.static, (len(ends), len(track.static))),
+            ],
+            1,
         )
+        known = np.isfinite(target).all(1) & (have.sum(1) >= np.minimum(width, np.maximum(ends, 2)) * LEAST_SEEN)
+        f32 = np.float32
         return (
-            values,
+            values.astype(f32),
             seen,
-            track.categories[past],
-            time[-1] - time,
-            self._phases(time),
-            static,
-            track.static_categories,
-            np.where(np.isfinite(target), target, 0),
-            np.asarray(known),
+            past(track.categories, 0),
+            (now[:, None] - time).astype(f32),
+            self._phases(time).astype(f32),
+            static.astype(f32),
+            np.broadcast_to(track.static_categories, (len(ends), len(track.static_categories))),
+            np.where(np.isfinite(target), target, 0).astype(f32),
+            known,
             location,
-            np.asarray(scale),
+            scale,
+            who.astype(np.int64),
+            ends,
         )
 
-    def _ever(self, past: np.ndarray) -> float:
-        """Standard deviation of the changes per period, in rows, over all of the past."""
-        lag = min(max(1, round(self.season)), len(past) - 1)
-        change = past[lag:] - past[:-lag]
-        change = change[np.isfinite(change)]
-        return float(change.std()) if len(change) else 0.0
+    def _about(
+        self, filled: np.ndarray, have: np.ndarray, change: np.ndarray, last: np.ndarray, drift: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Location [R, L] and scale [R] before any training, from the values of the windows that were seen."""
+        width, horizon, lag = self.window, self.horizon, max(1, round(self.season))
+        some = np.isfinite(change)
+        counted = some.sum(1)
+        y = np.where(have, filled, np.nan)
+        own = np.nanstd(y, 1)
+        flat = np.repeat(last[:, None], horizon, 1)
+        if self.location == "mean":
+            location, scale = np.repeat(np.nanmean(y, 1)[:, None], horizon, 1), own
+        elif self.location == "last":
+            location, scale = flat, _lagged(filled, have, horizon)
+        else:
+            step = np.arange(1, horizon + 1)
+            periods = -(-step // lag)
+            earlier = filled[:, (width - 1 + step - periods * lag).clip(min=0)]
+            middle = np.where(some, change, 0)
+            spread = np.sqrt(np.where(some, (change - drift[:, None]) ** 2, 0).sum(1) / counted.clip(min=1))
+            newest = np.take_along_axis(middle, (width - 1 - some[:, ::-1].argmax(1))[:, None], 1)
+            if self.location == "seasonal":
+                location, scale = earlier + periods * drift[:, None], spread
+            else:
+                location, scale = earlier + periods * newest, _lagged(middle, some, horizon)
+            few = counted < 2
+            location = np.where(few[:, None], flat, location)
+            scale = np.where(few, _lagged(filled, have, horizon), scale)
+        floor = 1e-6 * np.maximum(1.0, np.nanmax(np.abs(y), 1)) + 1e-2 * own
+        return location, np.maximum(scale, floor)
+
+    def _ever(self, y: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """[R] standard deviation of the changes per period, in rows, over all rows before each end."""
+        lag = min(max(1, round(self.season)), max(int(ends.min()) - 1, 1))
+        change = y[lag:] - y[:-lag]
+        seen = np.isfinite(change)
+        x = np.where(seen, change, 0)
+        x = np.concatenate([np.zeros(lag + 1), x])
+        n = np.concatenate([np.zeros(lag + 1), seen]).cumsum().clip(min=1)
+        mean = x.cumsum() / n
+        return np.sqrt(np.maximum(np.square(x).cumsum() / n - mean**2, 0))[ends]
 
     def _phases(self, time: np.ndarray) -> np.ndarray:
-        """[n, 2 per period]."""
+        """[..., 2 per period]."""
         angles = [2 * np.pi * time / p for p in self.periods]
-        return np.stack([f(a) for a in angles for f in (np.sin, np.cos)], 1) if angles else np.zeros((len(time), 0))
+        return np.stack([f(a) for a in angles for f in (np.sin, np.cos)], -1) if angles else np.zeros((*time.shape, 0))
 
 
-class _Level:
-    """The location and scale of a window's future before any training, from the values that were seen."""
-
-    def __init__(self, time: np.ndarray, y: np.ndarray, season: float):
-        self.time, self.y, self.season = time, y, season
-        change = self.changes(time, y)
-        self.change = change[np.isfinite(change)]
-        self.drift = float(self.change.mean()) if len(self.change) else 0.0
-
-    def at(self, time: np.ndarray) -> np.ndarray:
-        """The series at any times, by linear interpolation."""
-        return np.interp(time, self.time, self.y)
-
-    def changes(self, time: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Each value minus the one a season earlier; NaN where the window does not reach that far back."""
-        before = time - self.season
-        return np.where(before >= self.time[0] - 1e-9, y - self.at(before), np.nan)
-
-    def about(self, kind: str, ahead: np.ndarray, horizon: int) -> tuple[np.ndarray, float]:
-        """Location [L] and scale of the times `ahead`."""
-        if kind == "mean":
-            location, scale = np.full(len(ahead), self.y.mean()), self.y.std()
-        elif kind == "last" or len(self.change) < 2:
-            location, scale = np.full(len(ahead), self.y[-1]), _lagged(self.y, horizon)
-        else:
-            periods = np.ceil((ahead - self.time[-1]) / self.season - 1e-9).clip(min=1)
-            earlier = self.at(ahead - periods * self.season)
-            if kind == "seasonal":
-                location, scale = earlier + periods * self.drift, self.change.std()
-            else:
-                location, scale = earlier + periods * self.change[-1], _lagged(self.change, horizon)
-        floor = 1e-6 * max(1.0, float(np.abs(self.y).max())) + 1e-2 * float(self.y.std())
-        return location, max(float(scale), floor)
+def _filled(y: np.ndarray) -> np.ndarray:
+    """Windows [R, W] with the last value seen in place of missing ones, and the first one before it."""
+    have = np.isfinite(y)
+    width = y.shape[1]
+    first = have.argmax(1)[:, None]
+    at = np.maximum(np.maximum.accumulate(np.where(have, np.arange(width), 0), axis=1), first)
+    return np.take_along_axis(y, at, 1)
 
 
-def _lagged(x: np.ndarray, horizon: int) -> float:
-    """Root mean square change over about half the horizon, as far as the window reaches."""
-    lag = max(1, min((horizon + 1) // 2, len(x) // 2))
-    return float(np.sqrt(np.square(x[lag:] - x[:-lag]).mean())) if len(x) > lag else 0.0
+def _lagged(x: np.ndarray, seen: np.ndarray, horizon: int) -> np.ndarray:
+    """[R] root mean square change over about half the horizon, as far as the windows [R, W] reach."""
+    lag = max(1, min((horizon + 1) // 2, x.shape[1] // 2))
+    both = seen[:, lag:] & seen[:, :-lag]
+    return np.sqrt(np.where(both, (x[:, lag:] - x[:, :-lag]) ** 2, 0).sum(1) / both.sum(1).clip(min=1))
 
 
 def _standardised(x: np.ndarray) -> np.ndarray:
-    """Each column [n, F-1] by the mean and standard deviation of its seen values in this window; NaN stays NaN."""
+    """Each column of windows [R, W, F-1] by the mean and standard deviation of its seen values; NaN stays NaN."""
     seen = np.isfinite(x)
-    count = seen.sum(0).clip(min=1)
-    mean = np.where(seen, x, 0).sum(0) / count
-    std = np.sqrt(np.where(seen, (x - mean) ** 2, 0).sum(0) / count)
+    count = seen.sum(1, keepdims=True).clip(min=1)
+    mean = np.where(seen, x, 0).sum(1, keepdims=True) / count
+    std = np.sqrt(np.where(seen, (x - mean) ** 2, 0).sum(1, keepdims=True) / count)
     return (x - mean) / np.where(std > 1e-9, std, 1.0)
 
 
@@ -278,11 +323,19 @@ def _standardised(x: np.ndarray) -> np.ndarray:
 class Series(Conditioned):
     """States are [window row | bins so far]; a move appends a bin.
 
-    `sizes` and `static_sizes` say how many values each category takes (0 = unknown included).
+    `sizes` and `static_sizes` say how many values each category takes (0 = unknown included). With `paths`, bins are of
+    innovations: a future's errors are their factor times its innovations, so that uncorrelated bins are a correlated path.
     """
 
-    def __init__(self, windows: Windows, bins: Bins, sizes: Sequence[int] = (), static_sizes: Sequence[int] = ()):
-        self.windows, self.bins = windows, bins
+    def __init__(
+        self,
+        windows: Windows,
+        bins: Bins,
+        sizes: Sequence[int] = (),
+        static_sizes: Sequence[int] = (),
+        paths: Paths | None = None,
+    ):
+        self.windows, self.bins, self.paths = windows, bins, paths
         self.sizes, self.static_sizes = tuple(sizes), tuple(static_sizes)
         super().__init__(Strings(BYTES[: bins.count], windows.target.shape[1]), self._dense())
         self._truth = PerDevice(bins.index(windows.target))
@@ -315,6 +368,18 @@ class Series(Conditioned):
         """The forecast of finished states in scaled units, [..., L]: bin centres, or values drawn from the bins."""
         chosen = state[..., 1:]
         return self.bins.draw(chosen) if draw else self.bins.centre(chosen.float())
+
+    def unscale(self, value: Tensor, row: Tensor) -> Tensor:
+        """Values of bins [..., L] as futures of windows [...] in the series' own units, float64."""
+        value = value.double()
+        if self.paths is not None:
+            which = self.windows.series[row.to(self.windows.series.device)].clamp(max=len(self.paths.factor) - 1)
+            made = torch.empty_like(value)
+            for k in which.unique().tolist():  # a factor a row would take far more memory than the rows
+                here = which == k
+                made[here] = value[here] @ self.paths.factor[k].T
+            value = made
+        return self.windows.unscale(value, row)
 
     def __repr__(self) -> str:
         return f"Series({len(self.windows.scale)} windows, {self.bins.count} bins, horizon {self.horizon})"

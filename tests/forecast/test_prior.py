@@ -1,0 +1,267 @@
+"""The statistical law from which networks start: its steps are exact, its futures hold together, and nothing after an origin enters."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from stochflow.forecast import Forecaster, covariates, location, prior
+from stochflow.forecast.location import Plan, Residuals, backward, forward
+from stochflow.forecast.report import crps
+from stochflow.forecast.smoothing import Rates, smooth
+from stochflow.nets.mlp import MLP
+from stochflow.nets.windows import PathPolicy, WindowMLP
+from stochflow.types import Trajectories
+from stochflow.worlds.series import Bins, Cut, Series, Track
+
+
+def track(y, name="a", start=0) -> Track:
+    y = np.asarray(y, dtype=float)
+    none = np.zeros((len(y), 0))
+    return Track(
+        name,
+        np.arange(start, start + len(y), dtype=float),
+        y,
+        none,
+        none.astype(np.int64),
+        np.zeros(0),
+        np.zeros(0, dtype=np.int64),
+    )
+
+
+def small(bins=5, horizon=3, count=6):
+    """A law of few paths in few bins."""
+    path = np.random.default_rng(0).normal(size=(count, horizon)).cumsum(1)
+    residuals = Residuals(path, np.zeros(count, dtype=np.int64), np.arange(count) * 2 + 10)
+    return prior.make(residuals, np.ones((1, horizon)), Bins(bins, 2.0))[0], Bins(bins, 2.0)
+
+
+def every(bins: int, horizon: int) -> torch.Tensor:
+    return torch.tensor(list(itertools.product(range(bins), repeat=horizon)))
+
+
+# the law --------------------------------------------------------------------------------------------------------------
+
+
+def test_step_probabilities_multiply_to_the_mixture_over_paths():
+    """All 125 paths: their step by step probabilities sum to one and are the weighted mean over components of the products."""
+    paths, bins = small()
+    x = every(bins.count, 3)
+    weight = paths.start(torch.tensor([0]), torch.tensor([1000])).expand(len(x), -1)
+    steps = paths.along(weight, x.T)
+    made = sum(steps[t].gather(-1, x[:, t : t + 1]).squeeze(-1) for t in range(3)).exp()
+    products = torch.stack([paths.table[t][:, x[:, t]] for t in range(3)]).prod(0)  # [K, N]
+    wanted = (paths.weight.exp().unsqueeze(1) * products).sum(0)
+    assert torch.allclose(made, wanted, rtol=1e-4, atol=1e-8)
+    assert float(made.sum()) == pytest.approx(1, abs=1e-5)
+    for t in range(3):  # marginals
+        marginal = torch.zeros(bins.count).index_add_(0, x[:, t], made)
+        assert torch.allclose(marginal, paths.weight.exp() @ paths.table[t], atol=1e-5)
+
+
+def test_drawn_paths_follow_the_law():
+    paths, bins = small()
+    torch.manual_seed(0)
+    drawn = prior.sample(paths, bins, 40_000, torch.tensor([0]), torch.tensor([1000]))[0]
+    x = every(bins.count, 3)
+    weight = paths.start(torch.tensor([0]), torch.tensor([1000])).expand(len(x), -1)
+    law = sum(paths.along(weight, x.T)[t].gather(-1, x[:, t : t + 1]).squeeze(-1) for t in range(3)).exp()
+    code = (drawn * torch.tensor([25, 5, 1])).sum(1)
+    share = torch.bincount(code, minlength=125) / len(drawn)
+    assert float((share - law).abs().sum()) / 2 < 0.03
+    common = law @ ((x[:, 0] - 2.0) * (x[:, 1] - 2.0)) - (law @ (x[:, 0] - 2.0)) * (law @ (x[:, 1] - 2.0))
+    seen = drawn.float()
+    assert float(((seen[:, 0] - seen[:, 0].mean()) * (seen[:, 1] - seen[:, 1].mean())).mean()) == pytest.approx(
+        float(common), abs=0.03
+    )
+
+
+def test_paths_that_overlap_a_window_of_their_own_series_are_left_out():
+    paths, _ = small()
+    start = paths.start(torch.tensor([0, 0, 1]), torch.tensor([12, 1000, 12]))
+    out = (start < -1e8).view(3, -1)
+    assert set(paths.origin[out[0]].tolist()) == {10, 12, 14}  # fewer than three rows apart
+    assert not out[1].any()
+    assert not out[2].any()
+
+
+def world(horizon=3):
+    """A series of 60 rows, its prior in 7 bins, and its windows."""
+    one = track(np.random.default_rng(1).normal(size=60).cumsum())
+    cut = Cut(8, horizon, 1.0, "seasonal")
+    learned = prior.learn([one], cut, Plan(horizon), 7)
+    return Series(learned.windows([one], [np.arange(20, 58)]), learned.bins, paths=learned.paths), learned
+
+
+def test_a_policy_starts_as_the_law_and_its_three_forms_agree():
+    env, _ = world()
+    policy = PathPolicy(env, MLP(16, 1), seeds=(0, 1), encoder=WindowMLP(8, 1))
+    torch.manual_seed(0)
+    row = torch.randint(38, (2, 5))
+    moves = torch.randint(7, (3, 2, 5))
+    states = [env.initial((2, 5), row)]
+    for t in range(3):
+        states.append(env.step(states[-1], moves[t]))
+    traj = Trajectories(
+        torch.stack(states[:3]), moves, moves, torch.ones(3, 2, 5, dtype=torch.bool), row.float(), row > 0
+    )
+    with torch.no_grad():
+        for trained in (False, True):
+            if trained:
+                policy.head.weight.normal_(0, 0.3)
+            along = policy.along(traj, policy.context(states[0])).forward
+            logits, cache = policy.begin(states[0], policy.context(states[0]))
+            for t in range(3):
+                assert torch.allclose(policy(states[t]).forward, along[t], atol=1e-5)
+                assert torch.allclose(logits, along[t], atol=1e-5)
+                if t < 2:
+                    logits, cache = policy.advance(cache, states[t + 1], moves[t], t)
+            if not trained:
+                law = env.paths.along(env.paths.start(env.windows.series[row], env.windows.origin[row]), moves)
+                assert torch.allclose(along, law, atol=1e-5)
+        policy.share.zero_()
+        assert torch.allclose(policy.along(traj, policy.context(states[0])).forward, law, atol=1e-5)
+
+
+def test_innovations_and_values_are_one_to_one():
+    env, learned = world()
+    w = env.windows
+    back = env.unscale(w.target, torch.arange(38))
+    y = np.random.default_rng(1).normal(size=60).cumsum()
+    truth = torch.tensor(np.stack([y[e : e + 3] for e in range(20, 58)]))
+    assert torch.allclose(back, truth, atol=1e-4)
+    assert learned.paths.factor.shape == (2, 3, 3)
+
+
+# futures hold together ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "growth"), [(1.0, 12**0.5), (0.0, 1.0)], ids=["random walk", "noise about a level"])
+def test_widths_and_correlations_are_those_of_the_process(share, growth):
+    shocks = np.random.default_rng(3).normal(size=600)
+    y = share * shocks.cumsum() + (1 - share) * shocks
+    frame = pd.DataFrame({"ds": np.arange(600), "y": y})
+    drawn = Forecaster(horizon=12, network="off", samples=4000).fit(frame).sample()[0]
+    low, high = np.quantile(drawn, [0.1, 0.9], axis=0)
+    wide = high - low
+    assert wide[11] / wide[0] == pytest.approx(growth, rel=0.25)
+    assert wide[0] == pytest.approx(2 * 1.2816, rel=0.2)
+    off = drawn - drawn.mean(0)
+    lag = np.mean([np.corrcoef(off[:, i], off[:, i + 1])[0, 1] for i in range(11)])
+    wanted = np.mean([np.sqrt(i / (i + 1)) for i in range(1, 12)]) if share else 0.0
+    assert lag == pytest.approx(wanted, abs=0.1)
+
+
+def test_totals_are_covered_on_a_panel_of_random_walks():
+    dice = np.random.default_rng(5)
+    frame = pd.concat(
+        [
+            pd.DataFrame({"unique_id": f"s{i:02d}", "ds": np.arange(112), "y": 100 + dice.normal(size=112).cumsum()})
+            for i in range(40)
+        ]
+    )
+    drawn = Forecaster(horizon=12, network="off", samples=400).fit(frame, until=99).sample()
+    truth = frame["y"].to_numpy().reshape(40, 112)[:, 100:]
+    for fact in (lambda x: x.sum(-1), lambda x: x.max(-1), lambda x: x[..., -1] - x[..., 0]):
+        low, high = np.quantile(fact(drawn), [0.1, 0.9], axis=1)
+        inside = ((low <= fact(truth)) & (fact(truth) <= high)).mean()
+        assert 0.62 <= inside <= 0.95  # 80 % of 40, four standard errors to either side would be wider
+
+
+# location -------------------------------------------------------------------------------------------------------------
+
+
+def test_smoothing_is_the_recursion_of_the_textbook():
+    y = np.random.default_rng(0).normal(size=40).cumsum() + np.tile([3, -1, -2, 0], 10)
+    rates = Rates(*[np.array([[x]]) for x in (0.3, 0.2, 0.9, 0.1, 0.0)])
+    made = smooth(y[None], rates, (4, 1), origins=np.arange(1, 41), horizon=6)
+    from stochflow.forecast.smoothing import profile
+
+    season = list(profile(y[None], 4)[0])
+    level, trend = y[0] - season[0], 0.0
+    for t in range(40):
+        error = y[t] - (level + 0.9 * trend + season[t % 4])
+        level += 0.9 * trend + 0.3 * error
+        trend = 0.9 * trend + 0.2 * 0.3 * error
+        season[t % 4] += 0.1 * (1 - 0.5 * 0.3) * error
+        ahead = [level + sum(0.9**j for j in range(1, h + 1)) * trend + season[(t + h) % 4] for h in range(1, 7)]
+        assert np.allclose(made.forecast[t, 0, 0], ahead)
+        assert made.one[t, 0, 0] == pytest.approx(error)
+
+
+def test_missing_rows_leave_the_state_to_its_own_forecast():
+    y = np.arange(30.0)
+    holes = y.copy()
+    holes[10:15] = np.nan
+    rates = Rates(*[np.array([[x]]) for x in (1.0, 1.0, 1.0, 0.0, 0.0)])
+    made = smooth(holes[None], rates, (1, 1), origins=np.array([15]), horizon=3)
+    assert np.allclose(made.forecast[0, 0, 0], [15, 16, 17])
+
+
+@pytest.mark.parametrize("power", location.POWERS)
+def test_transformations_come_back(power):
+    y = np.array([0.5, 1.0, 7.0])
+    assert np.allclose(backward(forward(y, power), power), y)
+
+
+def test_growing_series_are_forecast_in_logarithms():
+    t = np.arange(120)
+    y = np.exp(0.03 * t + np.random.default_rng(0).normal(0, 0.1, 120))
+    plan = Plan(6)
+    assert location.powers([track(y)], plan)[0] == 0.0
+    assert location.powers([track(y - y.mean())], plan)[0] == 1.0
+    assert location.powers([track(y)], Plan(6, log=False))[0] == 1.0
+
+
+def test_weights_find_the_member_that_is_right():
+    """A sawtooth of period 5 in noise: the seasonal members get the weight, and the forecast is the pattern."""
+    y = np.tile([0.0, 1, 2, 3, 4], 24) + np.random.default_rng(0).normal(0, 0.1, 120)
+    found, _ = location.fit([track(y)], np.ones(1), Plan(5, (5,)))
+    assert float(found.weights.sum()) == pytest.approx(1)
+    assert np.abs(found.locate([track(y)], [np.array([120])]).location[0] - np.arange(5)).max() < 0.2
+
+
+def test_a_series_that_was_not_there_is_forecast_in_its_own_units():
+    dice = np.random.default_rng(0)
+    known = [track(dice.normal(size=100), f"s{i}") for i in range(3)]
+    cut = Cut(8, 4, 1.0, "seasonal")
+    learned = prior.learn(known, cut, Plan(4), 17)
+    new = track(5000 + 100 * dice.normal(size=60), "new")
+    made = learned.locate([new], [np.array([60])])
+    assert np.abs(made.location - 5000).max() < 150
+    assert 60 < float(made.scale[0]) < 160
+    assert made.series[0] == 3
+
+
+def test_what_is_known_in_advance_moves_the_forecast():
+    dice = np.random.default_rng(0)
+    holiday = (dice.random(210) < 0.1).astype(float)
+    y = 20 + 15 * holiday[:200] + dice.normal(0, 1, 200)
+    frame = pd.DataFrame(
+        {"ds": pd.date_range("2024-01-01", periods=210), "y": np.append(y, [np.nan] * 10), "holiday": holiday}
+    )
+    frame.loc[203, "holiday"] = 1.0
+    made = Forecaster(horizon=10, freq="D", future=("holiday",), network="off").fit(frame).predict()
+    expected = 20 + 15 * frame["holiday"][200:].to_numpy()
+    assert np.abs(made["stochflow"].to_numpy() - expected).max() < 2.5
+    assert list(made["ds"]) == list(frame["ds"][200:])
+
+
+def test_columns_without_an_effect_are_left_out():
+    dice = np.random.default_rng(1)
+    one = track(dice.normal(size=100))._replace(known=dice.normal(size=(100, 3)))
+    assert (np.abs(covariates.fit([one], 1)) > 0).sum() <= 1
+
+
+def test_crps_is_the_mean_over_pairs():
+    dice = np.random.default_rng(0)
+    drawn, truth = dice.normal(size=(3, 50, 2)), dice.normal(size=(3, 2))
+    truth[1, 1] = np.nan
+    made = crps(drawn, truth)
+    pairs = np.abs(drawn[:, :, None] - drawn[:, None]).sum((1, 2)) / (2 * 50 * 49)
+    wanted = np.abs(drawn - truth[:, None]).mean(1) - pairs
+    assert np.allclose(made, wanted, equal_nan=True)
