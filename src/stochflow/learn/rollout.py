@@ -194,14 +194,17 @@ def backward_rollout(task: Task, policy: Any, final: Tensor) -> Trajectories:
     They carry no actions (-1) and are not `real`: nobody executed them.
     """
     env = task.env
-    context = policy.context(final)
+    context = None if env.tree else policy.context(final)
     ends = ~env.complete(final) if env.stop is not None else torch.zeros_like(final[..., 0], dtype=torch.bool)
     back_states, back_moves, going = [final], [], []
     state = final
     for _ in range(env.horizon):
         parents = env.parents(state)
         go = parents.any(-1)
-        move = gumbel_argmax(masked_log_softmax(policy(state, context).backward, parents))
+        if env.tree:  # one parent each: no network is asked
+            move = parents.long().argmax(-1)
+        else:
+            move = gumbel_argmax(masked_log_softmax(policy(state, context).backward, parents))
         state = torch.where(go.unsqueeze(-1), env.unstep(state, move), state)
         back_states.append(state)
         back_moves.append(move)

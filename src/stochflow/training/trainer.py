@@ -255,7 +255,7 @@ class Trainer:
             self.learn(self._fresh(), note)
 
         device = self.policy.device
-        if device.type != "cuda" or not self.iteration.capture:
+        if device.type != "cuda" or not self.iteration.capture or not self.source.static:
             return [whole]
         kept = self.state_dict()
         if self.source.scored or getattr(self.task.oracle, "on_device", False):

@@ -1,0 +1,151 @@
+"""The parents of a genetic search: the best objects asked about, and the best at a distance from all better ones.
+
+P parents of a seed, L places, K letters. Growing tables are kept in the state, so that a resumed run goes on exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stochflow.training.search.paths import code
+
+DEAD = 0.05  # share of asked objects at the lowest score from which pairs of letters seen only there are avoided
+REMEMBERED = 1 << 20  # objects that are remembered as asked
+
+
+class Growing(nn.Module):
+    """A module whose tensors change their shapes; they are loaded as they were saved."""
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in list(self._buffers):
+            if prefix + name in state:
+                self._buffers[name] = state[prefix + name].clone()
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+class Pairs(Growing):
+    """Which neighbouring letters have been seen in an object that scored above the lowest score, and which only below.
+
+    Where a rule that nobody wrote down makes whole objects worthless (a forbidden pair), children that break it are
+    answered before they are asked about.
+    """
+
+    def __init__(self, letters: int):
+        super().__init__()
+        self.letters = letters
+        self.live: Tensor
+        self.blame: Tensor
+        self.lowest: Tensor
+        self.counts: Tensor
+        self.register_buffer("live", torch.zeros(letters + 1, letters + 1, dtype=torch.bool))
+        self.register_buffer("blame", torch.zeros(letters + 1, letters + 1, dtype=torch.float64))
+        self.register_buffer("lowest", torch.tensor(torch.inf, dtype=torch.float64))
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.float64))  # at the lowest score; all
+
+    def note(self, objects: Tensor, scores: Tensor) -> None:
+        """Objects [n, L] and their scores [n]."""
+        if not len(scores):
+            return
+        low = min(float(self.lowest), float(scores.min()))
+        if low < float(self.lowest):  # what was lowest is not any more
+            self.lowest.fill_(low)
+            self.counts[0] = 0
+            self.blame.zero_()
+        dead = scores.double() <= low
+        self.counts += torch.stack([dead.sum(), torch.tensor(len(scores))]).double()
+        alive = objects[~dead]
+        self.live[alive[:, :-1], alive[:, 1:]] = True
+        left, right = objects[dead, :-1], objects[dead, 1:]
+        unseen = ~self.live[left, right]
+        weight = unseen / unseen.sum(1, keepdim=True).clamp(min=1)
+        self.blame.index_put_((left, right), weight.double(), accumulate=True)
+
+    def log_chance(self, objects: Tensor) -> Tensor:
+        """How likely each object [n, L] is to score above the lowest, as far as its pairs tell: [n] log-probabilities."""
+        if float(self.counts[0]) < DEAD * float(self.counts[1]):
+            return torch.zeros(len(objects), dtype=torch.float64)
+        table = torch.where(self.live, 0.0, -0.3 - 3 * self.blame)
+        table[self.letters] = 0  # padding follows padding
+        table[:, self.letters] = 0
+        return table[objects[:, :-1], objects[:, 1:]].sum(1)
+
+
+class Pool(Growing):
+    """The parents of one seed: the `best` best objects, and up to `niches` at `distance` or more from all better ones."""
+
+    def __init__(self, width: int, letters: int, distance: int, niches: int = 100, best: int = 300):
+        super().__init__()
+        self.distance, self.niches, self.best = distance, niches, best
+        self.pairs = Pairs(letters)
+        self.objects: Tensor
+        self.scores: Tensor
+        self.asked: Tensor
+        self.register_buffer("objects", torch.zeros(0, width, dtype=torch.int16))
+        self.register_buffer("scores", torch.zeros(0))
+        self.register_buffer("asked", torch.zeros(0, dtype=torch.long))  # sorted numbers of all objects asked about
+
+    def note(self, objects: Tensor, scores: Tensor) -> None:
+        """Take in answers: objects [n, L], scores [n]."""
+        fresh = first_of_each(code(objects))
+        fresh = fresh[~self.known(objects[fresh])]
+        objects, scores = objects[fresh], scores[fresh].float()
+        self.pairs.note(objects, scores)
+        self.asked = torch.cat([self.asked, code(objects)])[-REMEMBERED:].sort().values
+        objects = torch.cat([self.objects.long(), objects])
+        scores = torch.cat([self.scores, scores])
+        order = scores.argsort(descending=True, stable=True)
+        objects, scores = objects[order], scores[order]
+        kept = apart(objects, self.distance, self.niches)
+        kept[: self.best] = True
+        self.objects, self.scores = objects[kept].to(torch.int16), scores[kept]
+
+    def known(self, objects: Tensor) -> Tensor:
+        """[n] whether each object was asked about."""
+        if not len(self.asked):
+            return torch.zeros(len(objects), dtype=torch.bool)
+        number = code(objects)
+        place = torch.searchsorted(self.asked, number).clamp(max=len(self.asked) - 1)
+        return self.asked[place] == number
+
+    def weights(self, focus: float) -> Tensor:
+        """[P] chances of becoming a parent: by rank (`focus` = share of the pool that counts), shared among near ones."""
+        count = len(self.scores)
+        _, inverse, sizes = (-self.scores).unique(return_inverse=True, return_counts=True)
+        rank = (sizes.cumsum(0) - sizes)[inverse].double()
+        objects = self.objects
+        near = (1 - (objects.unsqueeze(1) != objects).sum(-1) / self.distance).clamp(min=0).sum(1)
+        return torch.exp(-rank / (focus * count)) / near
+
+    def choose(self, candidates: Tensor, n: int) -> Tensor:
+        """Positions of at most n candidates [m, L] nobody has asked about, different ones, likely ones first."""
+        new = first_of_each(code(candidates))
+        new = new[~self.known(candidates[new])]
+        chance = self.pairs.log_chance(candidates[new])
+        race = chance - torch.rand(len(new), dtype=torch.float64).clamp(min=1e-12).log().neg().log()
+        return new[race.argsort(descending=True, stable=True)[:n]]
+
+
+def first_of_each(numbers: Tensor) -> Tensor:
+    """Positions of the first of each number, in order."""
+    ordered, where = numbers.sort(stable=True)
+    new = torch.ones(len(numbers), dtype=torch.bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return where[new].sort().values
+
+
+def apart(objects: Tensor, distance: int, most: int) -> Tensor:
+    """[n] which objects (the best first) are at least `distance` from every one taken before; at most so many."""
+    rows = objects.numpy()
+    free = np.ones(len(rows), dtype=bool)
+    taken = np.zeros(len(rows), dtype=bool)
+    for _ in range(most):
+        if not free.any():
+            break
+        i = int(free.argmax())
+        taken[i] = True
+        free &= (rows != rows[i]).sum(1) >= distance
+    return torch.from_numpy(taken)

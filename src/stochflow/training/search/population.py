@@ -1,0 +1,131 @@
+"""A genetic population beside the policy: its children are asked about with the policy's own draws and learned from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochflow.errors import UserError
+from stochflow.learn.buffer import join
+from stochflow.training.search.paths import legal_letters, ways_to
+from stochflow.training.search.pool import Growing, Pool
+from stochflow.training.search.variation import KINDS, Letters, cross, uniform, vary
+from stochflow.training.sources import Source
+from stochflow.types import Task
+from stochflow.worlds.strings import Strings
+
+OVER = 4  # candidates made for each child that is asked about
+LEARNED = 0.97  # memory of which kinds of change were successful
+PRESSURE = 3  # rivals in a tournament of the breeding half
+
+
+class Breeder(Growing):
+    """Children for one seed's pool: half by a plain genetic algorithm on the best, half around all niches.
+
+    The first half climbs; the second fills the space at a distance, by the kinds of change that worked lately.
+    """
+
+    def __init__(self, env: Strings, distance: int | None = None, start: int = 150, focus: float = 0.15):
+        super().__init__()
+        least = env.length if env.min_length is None else max(1, env.min_length)
+        self.env, self.start, self.focus = env, start, focus
+        self.letters = Letters(env.tokens, env.length, least)
+        self.pool = Pool(env.length, env.tokens, distance or default_distance(env.length))
+        self.credit: Tensor
+        self.register_buffer("credit", torch.ones(len(KINDS), dtype=torch.float64))
+        self.kinds = torch.zeros(0, dtype=torch.long)  # of the children that are being asked about,
+        self.limits = torch.zeros(0)  # and the scores they should beat
+
+    def offspring(self, n: int) -> Tensor:
+        """[n, L] different objects nobody asked about (repeated ones where there are no others left)."""
+        pool = self.pool
+        if len(pool.asked) < self.start or len(pool.scores) < 2:
+            made = self._mended(uniform(self.letters, OVER * n))
+            return self._filled(made[pool.choose(made, n)], made, n)
+        weights = pool.weights(self.focus)
+        around = n - n // 2
+        first = torch.multinomial(weights, OVER * around, replacement=True)
+        second = torch.multinomial(weights, OVER * around, replacement=True)
+        chance = 0.75 * self.credit / self.credit.sum() + 0.25 / len(KINDS)
+        kinds = torch.multinomial(chance, OVER * around, replacement=True)
+        objects = pool.objects.long()
+        near = self._mended(vary(self.letters, objects[first], objects[second], kinds))
+        chosen = pool.choose(near, around)
+        self.kinds, self.limits = kinds[chosen], pool.scores[first[chosen]]
+        best = min(len(objects), pool.niches)
+        pairs = torch.randint(best, (2, OVER * (n // 2), PRESSURE)).amin(-1)
+        bred = self._mended(cross(self.letters, objects[pairs[0]], objects[pairs[1]]))
+        made = torch.cat([near[chosen], bred[pool.choose(bred, n // 2)]])
+        return self._filled(made, torch.cat([near, bred]), n)
+
+    def note(self, scores: Tensor) -> None:
+        """The scores [n] of the last children, in their order."""
+        better = scores[: len(self.kinds)] > self.limits
+        self.credit = self.credit * LEARNED + 0.02
+        self.credit.index_add_(0, self.kinds, better.double())
+        self.kinds, self.limits = self.kinds[:0], self.limits[:0]
+
+    def _mended(self, made: Tensor) -> Tensor:
+        return made if free_letters(self.env) else legal_letters(self.env, made)
+
+    def _filled(self, made: Tensor, others: Tensor, n: int) -> Tensor:
+        missing = n - len(made)
+        if missing <= 0:
+            return made
+        return torch.cat([made, others[torch.randint(len(others), (missing,))]])
+
+
+def default_distance(length: int) -> int:
+    """How far apart designs count as different: a fifth of their length."""
+    return max(2, math.ceil(length / 5))
+
+
+def free_letters(env: Any) -> bool:
+    """Whether every string of an allowed length can be built; a subclass may forbid some."""
+    return all(getattr(type(env), name) is getattr(Strings, name) for name in ("initial", "moves", "step"))
+
+
+class Population(Source):
+    """Another source's batch with `children` strings a seed from a genetic population beside it.
+
+    The population is what was asked about and scored best, and the best at a distance; children come with a way that
+    leads to them, are asked about as any other object, and are not `real` (no noise acted on them). They are data off
+    the policy, which a balance objective may learn from: the target law stays what it is.
+    """
+
+    static = False  # its tables grow
+
+    def __init__(self, source: Source, task: Task, policy: Any, children: int, distance: int | None = None):
+        super().__init__()
+        env = task.env
+        if not isinstance(env, Strings):
+            raise UserError(f"a population varies strings, and {env!r} builds none: use LocalSearch or no search")
+        if children < 2:
+            raise UserError(f"children = {children} is no population: give 2 or more")
+        self.source, self.task, self.size = source, task, children
+        self._policy, self._from = [policy], 0
+        self.each = [Breeder(env, distance) for _ in range(policy.num_seeds)]  # one per seed
+        self.breeders = nn.ModuleList(self.each)
+
+    def act(self, step):
+        own = self.source.act(step)
+        self._from = own.score.shape[1]  # sources around this one append to the batch
+        made = torch.stack([b.offspring(self.size) for b in self.each])
+        return join(own, ways_to(self.task, self._policy[0], made.to(own.score.device)))
+
+    def use(self, engine, word, trace):
+        self.source.use(engine, word, None)
+
+    def why_plain(self, task, policy):
+        return "the children of a population join the batch"
+
+    def mix(self, traj):
+        final, score = traj.states[-1].cpu(), traj.score.cpu()
+        for breeder, objects, scores in zip(self.each, final, score, strict=True):
+            mine = slice(self._from, self._from + self.size)
+            breeder.note(scores[mine])
+            breeder.pool.note(objects, scores)
+        return self.source.mix(traj)

@@ -1,0 +1,281 @@
+"""Search adds data and leaves the target alone; it resumes exactly; its parts do what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stochflow.errors import UserError
+from stochflow.law.exact import Graph, exact_law, target_law
+from stochflow.law.metrics import l1
+from stochflow.learn.evaluate import evaluate
+from stochflow.learn.objectives import DetailedBalance, LogVariance, TrajectoryBalance
+from stochflow.learn.rollout import rollout
+from stochflow.nets.lookup import Lookup
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.noise.dynamics import Known
+from stochflow.scores.oracles import Table
+from stochflow.scores.rewards import Power
+from stochflow.training.search.local import LocalSearch
+from stochflow.training.search.paths import code, legal_letters, ways_to
+from stochflow.training.search.pool import Pairs, Pool, apart
+from stochflow.training.search.population import Population, default_distance
+from stochflow.training.search.replay import RankBuffer, RankReplay
+from stochflow.training.search.start import Start
+from stochflow.training.search.variation import KINDS, Letters, cross, uniform, vary
+from stochflow.training.sources import OnPolicy
+from stochflow.training.trainer import Trainer
+from stochflow.types import Task
+from stochflow.worlds.channels import Exact, Slip
+from stochflow.worlds.grid import Corners, Grid
+from stochflow.worlds.strings import Strings
+
+
+def strings(min_length=None, channel=None) -> Task:
+    env = Strings("ACG", 4, min_length)
+    scores = torch.rand(env.count(), generator=torch.Generator().manual_seed(3)) ** 4 + 0.01
+    return Task(env, channel or Exact(), Table(env, scores), Power(2.0))
+
+
+def grid() -> Task:
+    return Task(Grid(2, 5), Exact(), Corners(5, 0.05), Power(floor=0.05))
+
+
+def searching(kind: str, task: Task, policy: Policy):
+    plain = OnPolicy(task, policy, 16, 0.1)
+    if kind == "population":
+        return Population(plain, task, policy, children=16)
+    if kind == "local":
+        return LocalSearch(plain, task, policy, tries=16)
+    if kind == "rank":
+        return RankReplay(plain, RankBuffer(task.env, 40, policy.num_seeds), 16, every=2)
+    if kind == "start":
+        return Start(plain, task, policy, task.env.encode(["ACGA", "GGGG"]))
+    inner = Population(Start(plain, task, policy, task.env.encode(["ACGA"])), task, policy, children=16)
+    return RankReplay(
+        LocalSearch(inner, task, policy, tries=8), RankBuffer(task.env, 40, policy.num_seeds), 16, every=2
+    )
+
+
+def distance(task: Task, trainer: Trainer) -> torch.Tensor:
+    graph = Graph(task.env)
+    with trainer.averaged():
+        return l1(exact_law(graph, task.channel, trainer.policy), target_law(graph, task).target) / 2
+
+
+def made(kind: str, task: Task, objective=None, seeds=(0,), net=None) -> Trainer:
+    torch.manual_seed(1)
+    policy = Policy(task.env, net or Lookup(32, 1), seeds=seeds)
+    return Trainer(
+        task,
+        policy,
+        Known(task.env, task.channel),
+        objective or TrajectoryBalance(),
+        searching(kind, task, policy),
+        lr=1e-2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"), [("population", 300), ("local", 300), ("rank", 900), ("start", 700), ("all", 300)]
+)
+def test_the_target_law_is_what_it_is_without_search(kind, steps):
+    """Off-policy data alone: the exact law comes as near to the target as it does on policy (TV .01 at this length)."""
+    task = strings()
+    trainer = made(kind, task)
+    trainer.train(steps)
+    assert float(distance(task, trainer)) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "objective"),
+    [
+        ("population", strings(min_length=1), LogVariance()),
+        pytest.param("all", strings(channel=Slip(0.3)), DetailedBalance(), marks=pytest.mark.slow),
+        pytest.param("local", grid(), TrajectoryBalance(), marks=pytest.mark.slow),
+        ("rank", grid(), DetailedBalance()),
+    ],
+)
+def test_so_it_is_with_stop_noise_and_many_parents(kind, task, objective):
+    trainer = made(kind, task, objective, net=MLP(64, 2) if isinstance(task.env, Grid) else None)
+    trainer.train(400)
+    # Slip(0.3) keeps the best law itself away from the target: compare with the same training without search
+    limit = 0.03
+    if not task.channel.exact:
+        plain = Trainer(
+            task,
+            (p := Policy(task.env, Lookup(32, 1))),
+            Known(task.env, task.channel),
+            objective,
+            OnPolicy(task, p, 32, 0.1),
+            lr=1e-2,
+        )
+        plain.train(400)
+        limit = float(distance(task, plain)) + 0.03
+    assert float(distance(task, trainer)) < limit
+
+
+@pytest.mark.parametrize("kind", ["population", "local"])
+def test_where_the_policy_is_right_searched_trajectories_have_no_residual(kind):
+    """Zero on its own trajectories is zero on every trajectory: search finds nothing that is wrong."""
+    task = strings()
+    trainer = made(kind, task)
+    trainer.train(500)
+    with trainer.averaged(), torch.no_grad():
+        source = searching(kind, task, trainer.policy)
+        for _ in range(3):
+            batch = source.act(torch.zeros(()))
+            batch = batch._replace(score=task.oracle(batch.states[-1]))
+            source.mix(batch)
+        t = evaluate(task, trainer.policy, trainer.dynamics, batch)
+        residual = TrajectoryBalance().residual(t)
+    assert batch.score.shape[1] == 32
+    assert not bool(batch.real[:, 16:].any())
+    own, found = residual[:, :16].abs().max(), residual[:, 16:].abs().max()
+    assert float(found) < max(3 * float(own), 0.2)
+
+
+@pytest.mark.parametrize("kind", ["population", "local", "rank", "start", "all"])
+def test_a_resumed_search_goes_on_bit_for_bit(kind):
+    task = strings(min_length=2) if kind != "start" else strings()
+    task = task._replace(env=strings().env) if kind == "all" else task
+    whole, first, second = (made(kind, task, seeds=(0, 1)) for _ in range(3))
+    torch.manual_seed(5)
+    whole.train(23)
+    torch.manual_seed(5)
+    first.train(13)
+    kept = first.state_dict()
+    torch.manual_seed(99)
+    second.load_state_dict(kept)
+    second.train(23)
+    one, other = whole.state_dict(), second.state_dict()
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_children_are_strings_of_the_world_and_nobody_asked_about_them():
+    task = strings(min_length=2)
+    policy = Policy(task.env, MLP(8, 1), seeds=(0, 1))
+    source = Population(OnPolicy(task, policy, 4), task, policy, children=6)
+    seen: set[int] = set()
+    for _ in range(12):
+        batch = source.act(torch.zeros(()))
+        last = batch.states[-1]
+        size = task.env.lengths(last)
+        assert int(size.min()) >= 2
+        assert torch.equal(
+            task.env.moves(batch.states[:-1]).gather(-1, batch.moves.unsqueeze(-1)).squeeze(-1) | ~batch.alive,
+            torch.ones_like(batch.alive),
+        )
+        children = code(last[0, 4:]).tolist()
+        if len(seen) < 60:
+            assert not seen.intersection(children)
+            assert len(set(children)) == 6
+        seen.update(code(last[0]).tolist())
+        source.mix(batch._replace(score=task.oracle(last)))
+
+
+def test_a_world_that_forbids_letters_is_respected():
+    class NoDoubles(Strings):
+        def moves(self, state):
+            mask = super().moves(state).clone()
+            size = self.lengths(state)
+            last = state.gather(-1, (size - 1).clamp(min=0).unsqueeze(-1)).clamp(max=self.tokens - 1)
+            again = torch.arange(self.num_moves) == last
+            return mask & ~(again & (size > 0).unsqueeze(-1))
+
+    env = NoDoubles("ACGT", 8)
+    wanted = torch.randint(4, (200, 8))
+    found = legal_letters(env, wanted)
+    assert bool((found[:, 1:] != found[:, :-1]).all())
+    legal = (wanted[:, 1:] != wanted[:, :-1]).all(1)
+    assert torch.equal(found[legal], wanted[legal])
+
+
+def test_every_kind_of_change_makes_another_string_of_the_same_world():
+    torch.manual_seed(0)
+    for least in (12, 3):
+        letters = Letters(4, 12, least)
+        first, second = uniform(letters, 400), uniform(letters, 400)
+        for kind in range(len(KINDS)):
+            child = vary(letters, first, second, torch.full((400,), kind))
+            size = (child < 4).sum(1)
+            assert int(size.min()) >= least
+            assert bool(((child < 4) == (torch.arange(12) < size.unsqueeze(1))).all())  # padded at the end alone
+            assert float((child == first).all(1).float().mean()) < 0.02
+        assert bool((cross(letters, first, first) == first).float().mean() > 0.6)
+
+
+def test_a_pool_keeps_the_best_and_the_best_at_a_distance():
+    torch.manual_seed(0)
+    objects = torch.randint(4, (500, 10)).unique(dim=0)
+    scores = torch.rand(len(objects))
+    pool = Pool(10, 4, distance=6, niches=20, best=30)
+    for part in torch.arange(len(objects)).split(50):
+        pool.note(objects[part], scores[part])
+    best = scores.argsort(descending=True)[:30]
+    assert torch.equal(pool.scores[:30], scores[best])
+    order = scores.argsort(descending=True)
+    by_hand: list[int] = []
+    for i in order.tolist():
+        if len(by_hand) < 20 and all(int((objects[i] != objects[j]).sum()) >= 6 for j in by_hand):
+            by_hand.append(i)
+    assert apart(objects[order], 6, 20).nonzero().flatten().tolist() == [order.tolist().index(i) for i in by_hand]
+    assert bool(pool.known(objects).all())
+    assert not bool(pool.known(objects + 4).any())
+
+
+def test_pairs_seen_only_in_worthless_objects_are_avoided():
+    """A forbidden pair is found out from scores alone."""
+    torch.manual_seed(0)
+    objects = torch.randint(4, (3000, 6))
+    bad = ((objects[:, :-1] == 1) & (objects[:, 1:] == 2)).any(1)
+    pairs = Pairs(4)
+    pairs.note(objects, torch.where(bad, 0.0, torch.rand(3000)))
+    fresh = torch.randint(4, (500, 6))
+    breaks = ((fresh[:, :-1] == 1) & (fresh[:, 1:] == 2)).any(1)
+    chance = pairs.log_chance(fresh)
+    assert bool((chance[~breaks] == 0).all())
+    assert bool((chance[breaks] < -10).all())
+
+
+def test_the_best_are_kept_for_ever_and_drawn_by_rank():
+    task = strings()
+    policy = Policy(task.env, MLP(8, 1))
+    buffer = RankBuffer(task.env, 10, flat=0.1)
+    met: dict[int, float] = {}
+    for _ in range(30):
+        traj = rollout(task, policy, 8)
+        traj = traj._replace(score=task.oracle(traj.states[-1]))
+        buffer.add(traj)
+        met |= dict(zip(code(traj.states[-1])[0].tolist(), traj.score[0].tolist(), strict=True))
+    assert buffer.score[0].tolist() == sorted(met.values(), reverse=True)[:10]
+    drawn = buffer.sample(40_000)
+    assert torch.allclose(drawn.score, task.oracle(drawn.states[-1]))
+    weight = 1 / (0.1 * 10 + torch.arange(10) + 1)
+    share = (drawn.score[0].unsqueeze(1) == buffer.score[0]).float().mean(0)
+    assert torch.allclose(share, weight / weight.sum(), atol=0.01)
+
+
+def test_on_a_tree_a_way_back_needs_no_network():
+    task = strings(min_length=1)
+    states = task.env.all_states()[1:]
+    way = ways_to(task, None, states.unsqueeze(0))
+    assert torch.equal(way.states[-1, 0], states)
+    assert bool((way.states[0] == task.env.pad).all())
+    assert not bool(way.real.any())
+
+
+def test_what_cannot_be_searched_is_refused():
+    task = grid()
+    policy = Policy(task.env, MLP(8, 1))
+    plain = OnPolicy(task, policy, 4)
+    with pytest.raises(UserError, match="varies strings"):
+        Population(plain, task, policy, 8)
+    with pytest.raises(UserError, match="at least one try"):
+        LocalSearch(plain, task, policy, 0)
+    with pytest.raises(UserError, match="at least 1"):
+        RankReplay(plain, RankBuffer(task.env, 4), 0)
+    assert default_distance(50) == 10
