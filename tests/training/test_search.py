@@ -73,7 +73,7 @@ def made(kind: str, task: Task, objective=None, seeds=(0,), net=None) -> Trainer
         Known(task.env, task.channel),
         objective or TrajectoryBalance(),
         searching(kind, task, policy),
-        lr=1e-2,
+        lr=3e-3 if kind == "rank" else 1e-2,
     )
 
 
