@@ -234,9 +234,9 @@ def test_the_command_repeats_the_run(make_run, task, settings):
     program, command, name, *flags = shlex.split(run.command())
     assert (program, command, name) == ("stochflow", "train", task)
     base = cli.Train(**cli.TASKS[name].train)
-    asked = cli._parse("train", name, flags, [], base)
+    asked = cli.parse_task("train", name, flags, [], base)
     assert (
-        cli._as_config(name, asked.task, asked.train) == run.config == configure(task, seeds=3, steps=1000, **settings)
+        cli.as_config(name, asked.task, asked.train) == run.config == configure(task, seeds=3, steps=1000, **settings)
     )
 
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "floor TASK": "how close to the target any sampler can come under the task's noise",
     "report RUN...": "one self-contained HTML page about what was learned",
     "compare RUN...": "runs side by side, paired by seed, with a verdict in plain words",
+    "sweep TASK": "many settings of a task, each in a run folder, compared best first",
     "watch RUN": "follow a run in the browser while it trains",
     "forecast": "forecast series from a CSV file by sampling futures",
     "design ...": "campaigns: from a CSV of measured sequences to the next plate, round after round",
@@ -194,6 +195,7 @@ def _dispatch(words: list[str]) -> int:
         "tasks": _tasks,
         "doctor": _doctor,
         "design": _design,
+        "sweep": _sweep,
     }
     if words[0] not in commands:
         raise UserError(
@@ -215,7 +217,7 @@ def _overview() -> str:
 # parsing --------------------------------------------------------------------------------------------------------
 
 
-def _task_and_flags(command: str, words: list[str]) -> tuple[str, list[str]]:
+def task_and_flags(command: str, words: list[str]) -> tuple[str, list[str]]:
     """The task that stands first, and the rest."""
     if not words or words[0] in ("-h", "--help"):
         names = "\n".join(f"  {name:<10} {_one_line(task)}" for name, task in TASKS.items())
@@ -287,11 +289,12 @@ def _of_user(name: str, settings: dict[str, Any]) -> Any:
 TITLES = {
     "train": "Train a sampler. --steps is the total; --out is the run folder itself.",
     "floor": "The best law any policy can have.",
+    "sweep": "Train every cell of a grid of settings; the flags of training are the same for all cells.",
     "doctor": "Which engine would run this task, and why not a faster one.",
 }
 
 
-def _parse(
+def parse_task(
     command: str, name: str, words: list[str], extra: list[Any], train: Train | None, defaults: Any = None
 ) -> Any:
     """Flags of the task, of training and of the command, side by side and without prefixes."""
@@ -310,13 +313,13 @@ def _parse(
     return tyro.cli(made, args=words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
 
 
-def _as_config(name: str, task: Any, train: Train | None, origin: Literal["caller", "agreed"] = "caller") -> Config:
+def as_config(name: str, task: Any, train: Train | None, origin: Literal["caller", "agreed"] = "caller") -> Config:
     if name not in TASKS:
         task = UserTask(name, dataclasses.asdict(task), origin)
     return Config(task, train) if train else Config(task)
 
 
-def _help(text: str) -> Any:
+def explained(text: str) -> Any:
     return tyro.conf.arg(help=text)
 
 
@@ -334,7 +337,7 @@ def _train(words: list[str]) -> int:
     saved, words = _saved_config(words)
     if saved is not None and (not words or words[0].startswith("-")):
         words = [saved.task.name, *words]
-    name, flags = _task_and_flags("train", words)
+    name, flags = task_and_flags("train", words)
     if saved is not None and saved.task.name != name:
         raise UserError(f'the --config file is for the task "{saved.task.name}", not for "{name}"')
     defaults = None
@@ -342,21 +345,25 @@ def _train(words: list[str]) -> int:
         defaults = _of_user(name, saved.task.settings) if isinstance(saved.task, UserTask) else saved.task
     base = saved.train if saved else Train(**getattr(TASKS.get(name), "train", {}))
     extra = [
-        ("out", Annotated[str, _help("the run folder; by default runs/<task>-<objective>-<time>")], field(default="")),
-        ("quiet", Annotated[bool, _help("say only the final figures")], field(default=False)),
+        (
+            "out",
+            Annotated[str, explained("the run folder; by default runs/<task>-<objective>-<time>")],
+            field(default=""),
+        ),
+        ("quiet", Annotated[bool, explained("say only the final figures")], field(default=False)),
         (
             "track",
-            Annotated[Literal["none", "wandb", "trackio", "tensorboard"], _help("send the log to a tracker too")],
+            Annotated[Literal["none", "wandb", "trackio", "tensorboard"], explained("send the log to a tracker too")],
             field(default="none"),
         ),
         (
             "config",
-            Annotated[str, _help("a config.json to take every setting from; flags go before it")],
+            Annotated[str, explained("a config.json to take every setting from; flags go before it")],
             field(default=""),
         ),
     ]
-    asked = _parse("train", name, flags, extra, base, defaults)
-    config = _as_config(name, asked.task, asked.train, "caller" if saved is None else "agreed")
+    asked = parse_task("train", name, flags, extra, base, defaults)
+    config = as_config(name, asked.task, asked.train, "caller" if saved is None else "agreed")
     from stochflow.runs import experiment
     from stochflow.training.distributed import follows
 
@@ -459,10 +466,10 @@ def _eval(words: list[str]) -> int:
 
 
 def _floor(words: list[str]) -> int:
-    name, flags = _task_and_flags("floor", words)
-    extra = [("json", Annotated[bool, _help("print one JSON object")], field(default=False))]
-    asked = _parse("floor", name, flags, extra, None)
-    config = _as_config(name, asked.task, None)
+    name, flags = task_and_flags("floor", words)
+    extra = [("json", Annotated[bool, explained("print one JSON object")], field(default=False))]
+    asked = parse_task("floor", name, flags, extra, None)
+    config = as_config(name, asked.task, None)
     from stochflow.runs import experiment
 
     found = experiment.floor_of(config)
@@ -515,12 +522,12 @@ def _forecast(words: list[str]) -> int:
     fields = [
         (
             "data",
-            Annotated[str, tyro.conf.Positional, _help("CSV of unique_id, ds, y, or a shipped series")],
+            Annotated[str, tyro.conf.Positional, explained("CSV of unique_id, ds, y, or a shipped series")],
             field(default="co2"),
         ),
         ("settings", Forecast, field(default=Forecast())),
-        ("out", Annotated[Path, _help("folder to write; it must not exist yet")], field(default=Path("forecast"))),
-        ("quiet", Annotated[bool, _help("say only the final figures")], field(default=False)),
+        ("out", Annotated[Path, explained("folder to write; it must not exist yet")], field(default=Path("forecast"))),
+        ("quiet", Annotated[bool, explained("say only the final figures")], field(default=False)),
     ]
     made = dataclasses.make_dataclass("forecast", fields, frozen=True)
     made.__doc__ = inspect.getdoc(Forecast)
@@ -544,6 +551,12 @@ def _design(words: list[str]) -> int:
     return design.run(words)
 
 
+def _sweep(words: list[str]) -> int:
+    from stochflow.cli.sweep import sweep
+
+    return sweep(words)
+
+
 def _doctor(words: list[str]) -> int:
     clear = "--clear-cache" in words
     words = [word for word in words if word != "--clear-cache"]
@@ -555,10 +568,10 @@ def _doctor(words: list[str]) -> int:
         return 0
     config = None
     if words:
-        name, flags = _task_and_flags("doctor", words)
+        name, flags = task_and_flags("doctor", words)
         base = Train(**getattr(TASKS.get(name), "train", {}))
-        asked = _parse("doctor", name, flags, [], base)
-        config = _as_config(name, asked.task, asked.train)
+        asked = parse_task("doctor", name, flags, [], base)
+        config = as_config(name, asked.task, asked.train)
     from stochflow.cli import doctor
 
     if clear:

@@ -206,7 +206,7 @@ def _arms(runs: Sequence[RunFiles]) -> list[Arm]:
         else:
             home.append(run)
     labels = _labels([k for k, _ in groups], [g[0].name for _, g in groups])
-    return [Arm(label, group, _figures(group)) for label, (_, group) in zip(labels, groups, strict=True)]
+    return [Arm(label, group, figures_of(group)) for label, (_, group) in zip(labels, groups, strict=True)]
 
 
 def _identity(run: RunFiles) -> dict[str, Any]:
@@ -228,7 +228,8 @@ def _labels(keys: list[dict[str, Any]], names: list[str]) -> list[str]:
     return [label if labels.count(label) == 1 else f"{label} ({i})" for i, label in enumerate(labels, 1)]
 
 
-def _figures(runs: Sequence[RunFiles]) -> dict[str, dict[int, float]]:
+def figures_of(runs: Sequence[RunFiles]) -> dict[str, dict[int, float]]:
+    """Each seed's final figures: key -> seed -> value."""
     found: dict[str, dict[int, float]] = {}
     for run in runs:
         last = run.last

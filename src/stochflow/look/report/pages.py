@@ -134,7 +134,7 @@ def _template(name: str) -> Any:
     from stochflow.look.report import template
 
     made = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    pages = {"page": template.PAGE, "compare": template.COMPARE, "trouble": template.TROUBLE}
+    pages = {"page": template.PAGE, "compare": template.COMPARE, "sweep": template.SWEEP, "trouble": template.TROUBLE}
     made.loader = jinja2.DictLoader(pages | {"style": template.STYLE, "figure": template.FIGURE})
     return made.get_template(name)
 

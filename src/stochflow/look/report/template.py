@@ -183,6 +183,44 @@ COMPARE = """{% from "figure" import figure %}
 </html>
 """
 
+SWEEP = """{% from "figure" import figure %}
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }} · stochflow sweep</title>
+<link rel="icon" href="data:,">
+<style>{% include "style" %}</style>
+</head>
+<body>
+<main>
+<h1>{{ title }}</h1>
+<p class="faint">{{ task }} · {{ rows|length }} cells · {{ seeds }} seed{{ "s" if seeds > 1 }} each · by {{ words }}, {{ better }} is better</p>
+{% if waiting %}<p class="ill">{{ waiting }} cells have not been run yet: this is the report of the others.</p>{% endif %}
+{% for cell in failed %}<div class="finding serious"><h3>{{ cell.settings }}</h3><p>{{ cell.why }}</p></div>{% endfor %}
+{% if panels %}
+<div class="panels">
+{% for panel in panels %}{{ figure(panel) }}{% endfor %}
+</div>
+{% endif %}
+<h2>Best first</h2>
+<div class="wide">
+<table>
+<thead><tr><th class="n">#</th>{% for n in names %}<th class="n">{{ n }}</th>{% endfor %}<th class="n">{{ words }}</th><th>against the best</th><th class="n">steps</th><th class="n">seconds</th><th>run folder</th></tr></thead>
+<tbody>
+{% for row in rows %}
+<tr><td class="n">{{ loop.index }}</td>{% for v in row.settings %}<td class="n">{{ v }}</td>{% endfor %}<td class="n">{% if loop.first %}<b class="well">{{ row.value }}</b>{% elif row.kind %}<b class="ill">{{ row.value }}</b>{% else %}{{ row.value }}{% endif %}</td><td class="verdicts">{{ row.verdict }}</td><td class="n">{{ row.steps }}</td><td class="n">{{ row.seconds }}</td><td><code>{{ row.folder }}</code></td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+<p class="note">Medians over the seeds. Each cell is held against the best one, seed by seed; intervals are 95 % intervals of the mean difference, widened so that all of them hold at once. The best of many cells looks better than it is: train it again with other seeds before its figure is quoted.{% if ranged %} Cells were proposed by Optuna from the results of those before.{% endif %}</p>
+</main>
+</body>
+</html>
+"""
+
 TROUBLE = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="{{ live }}">
