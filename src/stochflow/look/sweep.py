@@ -92,7 +92,7 @@ def write_sweep(path: str | Path) -> Path:
                 "kind": "" if row.against is None or not row.against.beyond_noise else "ill",
                 "folder": row.cell.folder,
                 "steps": row.arm.runs[0].step,
-                "seconds": number(row.arm.runs[0].summary.get("seconds")),
+                "seconds": _seconds(row.arm.runs[0].summary.get("seconds")),
             }
             for row in rows
         ],
@@ -111,6 +111,7 @@ def _one_by_one(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
     from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, svg
 
     panels = []
+    ranged = any(isinstance(v, Range) for v in sweep.grid.values())
     for name, values in sweep.grid.items():
         if len({row.cell.settings[name] for row in rows}) < 2:
             continue
@@ -123,7 +124,7 @@ def _one_by_one(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
             ax.plot([x] * len(each), each, "o", markersize=4, markeredgewidth=0, alpha=0.45, color=SERIES[0])
             others = str({k: v for k, v in row.cell.settings.items() if k != name})
             groups.setdefault(others, []).append((x, float(np.median(each))))
-        if not any(isinstance(v, Range) for v in sweep.grid.values()):
+        if not ranged:
             for points in groups.values():
                 ax.plot(*zip(*sorted(points), strict=True), "-", linewidth=1, color=FAINT, zorder=1)
         best = rows[0]
@@ -131,12 +132,17 @@ def _one_by_one(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
         if not _numeric(values):
             ax.set_xticks(list(places.values()), [str(v) for v in places])
             ax.set_xlim(-0.5, len(places) - 0.5)
-        elif min(places) > 0 and max(places) / min(places) >= 10:
-            ax.set_xscale("log")
+        else:
+            if min(places) > 0 and max(places) / min(places) >= 5:
+                ax.set_xscale("log")
+            if len(places) <= 5:
+                ax.set_xticks(list(places.values()), [_short(v) for v in places])
+                ax.set_xticks([], minor=True)
         _value_axis(ax, rows, sweep)
         ax.tick_params(axis="x", labelcolor=INK)
         title = name.replace("_", " ")
-        caption = "A dot is a seed; lines join the medians of cells that differ in this setting alone; the diamond is the best cell."
+        joined = "" if ranged else "lines join the medians of cells that differ in this setting alone; "
+        caption = f"A dot is a seed; {joined}the diamond is the best cell."
         panels.append(Panel(name, title[0].upper() + title[1:], svg(figure, f"{words} by {title}"), caption))
     return panels
 
@@ -147,7 +153,7 @@ def _together(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
 
     if len(sweep.grid) < 2 or len(rows) < 3:
         return []
-    figure, ax = axes(width=2.2 + 1.3 * len(sweep.grid), y="", grid=False)
+    figure, ax = axes(grid=False)
     names = [*sweep.grid, sweep.by]
     heights = []
     for name in sweep.grid:
@@ -157,7 +163,8 @@ def _together(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
         if _numeric(sweep.grid[name]) and spots.min() > 0 and spots.max() / spots.min() >= 10:
             spots = np.log(spots)
         heights.append(_unit(spots))
-        for value in dict.fromkeys(column) if len(places) <= 6 else (min(column), max(column)):
+        few = not isinstance(sweep.grid[name], Range) and len(places) <= 6
+        for value in dict.fromkeys(column) if few else (min(column), max(column)):
             at = float(heights[-1][column.index(value)])
             ax.annotate(
                 _short(value),
@@ -189,6 +196,10 @@ def _together(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
     ax.set_xlim(-0.15, len(names) - 0.6)
     caption = f"A line is a cell; on the last axis the best {words} is on top. The thick line is the best cell."
     return [Panel("together", "All settings at once", svg(figure, "parallel coordinates"), caption)]
+
+
+def _seconds(value: Any) -> str:
+    return f"{value:.1f}" if isinstance(value, (int, float)) else ""
 
 
 def _numeric(values: Any) -> bool:

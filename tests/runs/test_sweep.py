@@ -1,0 +1,170 @@
+"""A sweep: every cell is a run of its own settings, finished ones are never run again, and the page tells which is best."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from stochflow.cli import commands
+from stochflow.errors import UserError
+from stochflow.look.sweep import rows_of, write_sweep
+from stochflow.runs import sweep as sweeps
+from stochflow.runs.config import configure
+from stochflow.runs.folder import Run
+from stochflow.runs.sweep import Range, parse_grid, read_sweep, sweep
+
+BASE = configure("grid", side=3, stick=0.1, steps=4, batch=8, hidden=8, seeds=2)
+
+
+def test_every_cell_is_a_run_of_its_own_settings_and_runs_once(tmp_path):
+    told = []
+    grid = {"lr": [1e-3, 1e-1], "side": [2, 3]}
+    first = sweep(BASE, grid, tmp_path / "s", tell=lambda cell, total: told.append((cell.folder, total)))
+    assert [tuple(c.settings.values()) for c in first.cells] == list(itertools.product(*grid.values()))
+    assert len(told) == 4
+    assert {total for _, total in told} == {4}
+    for cell in first.cells:
+        run = Run.open(tmp_path / "s" / cell.folder)
+        assert run.config.train.lr == cell.settings["lr"]
+        assert run.config.task.side == cell.settings["side"]
+        assert run.config.train.seeds == 2
+        assert cell.value == run.read("summary.json")["excess_tv"]
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*") if p.is_file() and p.name != "sweep.json"}
+    again = sweep(BASE, grid, tmp_path / "s", tell=lambda *_: pytest.fail("a finished cell ran again"))
+    assert [c.value for c in again.cells] == [c.value for c in first.cells]
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+    with pytest.raises(UserError, match="holds a sweep of other settings"):
+        sweep(BASE, {"lr": [1e-3]}, tmp_path / "s")
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    real, done = sweeps.run_cell, []
+
+    def stopping(folder, data):
+        done.append(folder)
+        return {"interrupted": True} if len(done) == 2 else real(folder, data)
+
+    monkeypatch.setattr(sweeps, "run_cell", stopping)
+    grid = {"lr": [1e-3, 1e-2, 1e-1]}
+    with pytest.raises(KeyboardInterrupt, match="go on with `stochflow sweep"):
+        sweep(BASE, grid, tmp_path / "s")
+    assert [c.done for c in read_sweep(tmp_path / "s").cells] == [True, False, False]
+    assert commands.main(["sweep", str(tmp_path / "s"), "--workers", "1", "--quiet"]) == 0
+    assert len(done) == 4, "the first cell is not run again"
+    assert all(c.value is not None for c in read_sweep(tmp_path / "s").cells)
+
+
+def test_a_cell_that_fails_is_named_and_tried_again(tmp_path):
+    grid = {"lr": [1e-3, 1e30]}  # the second leaves the finite numbers
+    found = sweep(configure("grid", side=3, steps=30, log_every=5, hidden=8), grid, tmp_path / "s")
+    assert found.cells[0].value is not None
+    assert "not finite" in str(found.cells[1].failed)
+    page = write_sweep(tmp_path / "s").read_text()
+    assert "not finite" in page
+    assert [r.cell.settings["lr"] for r in rows_of(found)] == [1e-3]
+
+
+def test_the_page_puts_the_best_cell_first_and_holds_the_others_against_it(tmp_path):
+    base = configure("grid", side=3, steps=60, batch=16, hidden=16, seeds=5)
+    found = sweep(base, {"lr": [1e-5, 1e-2], "objective": ["tb", "db"]}, tmp_path / "s")
+    rows = rows_of(found)
+    assert [r.cell.value for r in rows] == sorted(c.value for c in found.cells)
+    assert rows[0].cell.settings["lr"] == 1e-2
+    assert rows[0].words == "best"
+    worst = rows[-1].against
+    assert worst is not None
+    assert worst.among == 3
+    assert worst.mean == pytest.approx(
+        sum(rows[-1].arm.figures["excess_tv"][s] - rows[0].arm.figures["excess_tv"][s] for s in range(5)) / 5
+    )
+    assert worst.beyond_noise
+    page = write_sweep(tmp_path / "s").read_text()
+    assert page.count("<figure") == 3  # one per setting, and all at once
+    assert page.index(rows[0].cell.folder) < page.index(rows[-1].cell.folder)
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_ranges_are_searched_and_the_search_does_not_depend_on_where_it_was_stopped(tmp_path):
+    pytest.importorskip("optuna")
+    grid = {"lr": Range(1e-4, 1e-1, log=True), "hidden": Range(4, 16), "objective": ["tb", "db"]}
+    whole = sweep(BASE, grid, tmp_path / "a", trials=6)
+    assert len({tuple(c.settings.values()) for c in whole.cells}) == 6
+    for cell in whole.cells:
+        assert 1e-4 <= cell.settings["lr"] <= 1e-1
+        assert isinstance(cell.settings["hidden"], int)
+        assert 4 <= cell.settings["hidden"] <= 16
+    sweep(BASE, grid, tmp_path / "b", trials=3)
+    parts = sweep(BASE, grid, tmp_path / "b", trials=6)
+    assert [c.settings for c in parts.cells] == [c.settings for c in whole.cells]
+
+
+@pytest.mark.slow
+def test_cells_in_two_processes_find_what_one_process_finds(tmp_path):
+    grid = {"lr": [1e-3, 1e-2]}
+    alone, together = sweep(BASE, grid, tmp_path / "a"), sweep(BASE, grid, tmp_path / "b", workers=2)
+    assert [c.value for c in alone.cells] == [c.value for c in together.cells]
+
+
+def test_a_grid_is_read_by_the_types_of_its_settings():
+    words = ["lr=1e-3,3e-3", "objective=db,tb", "replay-priority=true,false", "side=4..8", "explore=0.01..0.5"]
+    assert parse_grid(words, BASE) == {
+        "lr": [1e-3, 3e-3],
+        "objective": ["db", "tb"],
+        "replay_priority": [True, False],
+        "side": Range(4, 8),
+        "explore": Range(0.01, 0.5, log=True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("lr", "write setting=value"),
+        ("lrr=1", 'no such setting.*"lr"'),
+        ("lr=a", "'a' is not of type float"),
+        ("lr=2..1", "a range goes from a number to a larger one"),
+        ("objective=a..b", "a range goes from a number"),
+        ("seeds=1,2", "give --seeds instead"),
+        ("replay_priority=maybe", "not of type bool"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused_in_words(word, says):
+    with pytest.raises(UserError, match=says):
+        parse_grid([word], BASE)
+
+
+def test_a_cell_that_cannot_be_trained_is_refused_before_any_is(tmp_path):
+    with pytest.raises(UserError, match="--batch is 0"):
+        sweep(BASE, {"batch": [8, 0]}, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    with pytest.raises(UserError, match="--trials"):
+        sweep(BASE, {"lr": Range(1e-3, 1e-2)}, tmp_path / "s")
+    with pytest.raises(UserError, match="--trials is for ranges"):
+        sweep(BASE, {"lr": [1e-3]}, tmp_path / "s", trials=3)
+    with pytest.raises(UserError, match="needs --grid"):
+        sweep(BASE, {}, tmp_path / "s")
+
+
+def test_the_command_makes_the_folder_and_says_where_the_page_is(tmp_path, capsys):
+    words = [
+        "sweep",
+        "grid",
+        "--side",
+        "3",
+        "--steps",
+        "3",
+        "--grid",
+        "lr=1e-3,1e-2",
+        "objective=db,tb",
+        "--seeds",
+        "2",
+    ]
+    assert commands.main([*words, "--workers", "1", "--out", str(tmp_path / "s")]) == 0
+    said = capsys.readouterr().out
+    assert "cell 4 of 4" in said
+    assert str(tmp_path / "s" / "sweep.html") in said.replace("\n", "")
+    kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    assert len(kept["cells"]) == 4
+    assert commands.main(["sweep", str(tmp_path)]) == 2  # no sweep there, and no task of that name
