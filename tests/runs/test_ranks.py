@@ -55,13 +55,13 @@ def test_a_run_of_two_ranks_goes_on_bit_for_bit(tmp_path):
 @pytest.mark.slow
 def test_an_oracle_that_fails_on_one_rank_loses_nothing(tmp_path):
     (tmp_path / "gc_tasks.py").write_text(
-        "import os\nfrom stochflow import strings_task\nasked = []\n"
+        "import os\nfrom stochflow import Task, strings_task\nasked = []\n"
         "def gc(texts):\n"
         "    asked.append(len(texts))\n"
         "    if len(asked) > 12 and os.environ.get('RANK') == '1' and not os.path.exists('mended'):\n"
         "        raise RuntimeError('the licence server is away')\n"
         "    return [0.1 + t.count('G') for t in texts]\n"
-        "def task(length: int = 4):\n    return strings_task(gc, 'ACGT', length)\n"
+        "def task(length: int = 4) -> Task:\n    return strings_task(gc, 'ACGT', length)\n"
     )
     words = ("train", "gc_tasks:task", *SMALL, "--steps", 40, "--oracle-retries", 0, "--out", "run")
     failed = torchrun(*words, cwd=tmp_path)
@@ -72,7 +72,7 @@ def test_an_oracle_that_fails_on_one_rank_loses_nothing(tmp_path):
     assert done is not None
     assert 0 < done.step < 20
     (tmp_path / "mended").touch()
-    again = torchrun("resume", "run", "--quiet", cwd=tmp_path)
+    again = torchrun("resume", "run", "--quiet", "--task", "gc_tasks:task", cwd=tmp_path)
     assert again.returncode == 0, again.stderr[-2000:]
     assert Run.open(tmp_path / "run").read("summary.json")["step"] == 40
 

@@ -42,9 +42,9 @@ def test_every_cell_is_a_run_of_its_own_settings_and_runs_once(tmp_path):
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch):
     real, done = sweeps.run_cell, []
 
-    def stopping(folder, data):
+    def stopping(folder, config):
         done.append(folder)
-        return {"interrupted": True} if len(done) == 2 else real(folder, data)
+        return {"interrupted": True} if len(done) == 2 else real(folder, config)
 
     monkeypatch.setattr(sweeps, "run_cell", stopping)
     grid = {"lr": [1e-3, 1e-2, 1e-1]}
@@ -168,3 +168,29 @@ def test_the_command_makes_the_folder_and_says_where_the_page_is(tmp_path, capsy
     kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
     assert len(kept["cells"]) == 4
     assert commands.main(["sweep", str(tmp_path)]) == 2  # no sweep there, and no task of that name
+
+
+def test_a_sweep_of_a_task_of_ones_own_goes_on_when_its_code_is_named_again(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_tasks.py").write_text(
+        "from stochflow import Task, strings_task\n"
+        "def gc(letter: str = 'G') -> Task:\n"
+        "    return strings_task(lambda texts: [0.1 + t.count(letter) for t in texts], 'ACGT', 3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "sweep own_tasks:gc --grid letter=A,G --steps 3 --batch 4 --hidden 4 --workers 1 --out s --quiet".split()
+    assert commands.main(words) == 0
+    kept = json.loads((tmp_path / "s/sweep.json").read_text())
+    assert [c["settings"]["letter"] for c in kept["cells"]] == ["A", "G"]
+    assert commands.main(["sweep", "s", "--workers", "1"]) == 2
+    assert "--task own_tasks:gc" in capsys.readouterr().err
+    assert commands.main(["sweep", "s", "--workers", "1", "--task", "own_tasks:gc"]) == 0
+
+
+@pytest.mark.parametrize("damage", ["../elsewhere", "0001-a/../../b", "/tmp/x"])
+def test_a_sweep_file_cannot_point_out_of_its_folder(damage, tmp_path):
+    made = sweep(BASE, {"lr": [1e-3]}, tmp_path / "s")
+    text = (tmp_path / "s/sweep.json").read_text()
+    (tmp_path / "s/sweep.json").write_text(text.replace(made.cells[0].folder, damage))
+    with pytest.raises(UserError, match="is damaged"):
+        read_sweep(tmp_path / "s")

@@ -12,7 +12,7 @@ import tyro
 
 from stochflow.cli.commands import TASKS, as_config, explained, parse_task, task_and_flags
 from stochflow.runs import sweep as sweeps
-from stochflow.runs.config import Train
+from stochflow.runs.config import Train, UserTask
 
 HELP = {
     "grid": "settings and their values, as in lr=1e-3,3e-3 objective=db,tb; low..high is a range, which needs --trials",
@@ -54,12 +54,26 @@ def _extra() -> list[Any]:
 
 
 def _again(path: Path, words: list[str]) -> int:
+    from stochflow.runs.trust import Consent, agreed
+
     kept = sweeps.read_sweep(path)
-    own = [f for f in _extra() if f[0] in ("on", "workers", "quiet", "trials")]
+    again = [
+        (
+            "task",
+            Annotated[str, explained("the task's module:function again, where it is your own code")],
+            field(default=""),
+        ),
+        ("trust", Annotated[bool, explained("run the code that the folder names")], field(default=False)),
+    ]
+    own = [f for f in _extra() if f[0] in ("on", "workers", "quiet", "trials")] + again
     kind = dataclasses.make_dataclass("sweep", own, frozen=True)
     kind.__doc__ = "Go on with a sweep: finished cells stay as they are."
     asked: Any = tyro.cli(kind, args=words, prog=f"stochflow sweep {path}", config=(tyro.conf.OmitArgPrefixes,))
-    return _run(kept.base, kept.grid, path, asked, asked.trials or kept.trials)
+    base = kept.base
+    if isinstance(base.task, UserTask):
+        task = agreed(base.task, Consent(asked.task or None, asked.trust), path)
+        base = dataclasses.replace(base, task=task)
+    return _run(base, kept.grid, path, asked, asked.trials or kept.trials)
 
 
 def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None) -> int:

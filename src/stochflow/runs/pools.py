@@ -11,9 +11,10 @@ from concurrent import futures
 from typing import Any
 
 from stochflow.errors import UserError
+from stochflow.runs.config import Config
 from stochflow.scores.cluster import start_ray, stop_ray
 
-Job = tuple[str, dict[str, Any]]
+Job = tuple[str, Config]
 Run = Callable[..., dict[str, Any]]
 RunAll = Callable[[Sequence[Job]], Iterator[tuple[int, dict[str, Any]]]]
 
@@ -100,7 +101,7 @@ def on_ray(workers: int, run: Run) -> Iterator[RunAll]:
     remote = ray.remote(num_cpus=1, max_retries=2)(run)  # a cell whose machine died goes on from its last checkpoint
 
     def run_all(jobs: Sequence[Job]) -> Iterator[tuple[int, dict[str, Any]]]:
-        waiting = {remote.remote(os.path.abspath(folder), data): place for place, (folder, data) in enumerate(jobs)}
+        waiting = {remote.remote(os.path.abspath(folder), config): place for place, (folder, config) in enumerate(jobs)}
         while waiting:
             done, _ = ray.wait(list(waiting), num_returns=1)
             for reference in done:

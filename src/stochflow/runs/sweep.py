@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import os
 import re
@@ -22,12 +21,14 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.reading import Unreadable, read_json, shown
 from stochflow.runs.config import Config, Train, UserTask, task_of, train_for
 from stochflow.runs.folder import is_run, write_json
 
 FORMAT = 1
 LOWER = ("excess_tv", "tv", "kl_target_model", "log_z_error", "dynamics_tv")  # figures that are better low
 MAIN = ("excess_tv", "tv", "elbo", "top_score")  # a sweep is about the first that its cells have
+FOLDER = re.compile(r"\d{4,}-[A-Za-z0-9._-]{1,80}")
 FIXED = ("seed", "seeds", "device", "ranks")  # the same for all cells, so that they are paired by seed
 
 
@@ -141,7 +142,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
     own = {k: v for k, v in settings.items() if k not in names}
     task = base.task
     if own and isinstance(task, UserTask):
-        task = UserTask(task.name, task.settings | own)
+        task = dataclasses.replace(task, settings=task.settings | own)
     elif own:
         task = task_of(task.name, dataclasses.asdict(task) | own)
     return Config(task, train_for(task, dataclasses.asdict(base.train) | training))
@@ -176,7 +177,7 @@ def sweep(
             if not waiting:
                 return made
             made.save()
-            jobs = [(str(made.path / c.folder), made.config(c).to_dict()) for c in waiting]
+            jobs = [(str(made.path / c.folder), made.config(c)) for c in waiting]
             interrupted = False
             for place, found in run_all(jobs):
                 cell = waiting[place]
@@ -204,7 +205,7 @@ def _open(base: Config, grid: Grid, path: Path, trials: int, by: str) -> Sweep:
             raise UserError(
                 f"{path} holds a sweep of other settings: go on with `stochflow sweep {path}`, or choose another --out"
             )
-        found.trials = max(trials, found.trials)
+        found.base, found.trials = base, max(trials, found.trials)
         for cell in found.cells:  # what failed is tried again
             cell.done, cell.failed = cell.done and cell.failed is None, None
         return found
@@ -233,19 +234,24 @@ def _add(made: Sweep, settings: dict[str, Any]) -> None:
 def read_sweep(path: str | Path) -> Sweep:
     """A sweep's folder."""
     file = Path(path) / "sweep.json"
+    if not file.exists():
+        raise UserError(f"{path} is not a sweep (it holds no sweep.json): give the --out of `stochflow sweep`")
     try:
-        data = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} is not a sweep (it holds no sweep.json): give the --out of `stochflow sweep`"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from error
-    if data.get("format", 0) > FORMAT:
-        raise UserError(f"{file} has format {data['format']}, but this version reads up to {FORMAT}: upgrade stochflow")
-    grid = {k: Range(**v) if isinstance(v, dict) else v for k, v in data["grid"].items()}
-    cells = [Cell(**c) for c in data["cells"]]
-    return Sweep(Path(path), Config.from_dict(data["base"], str(file)), grid, data["trials"], data["by"], cells)
+        data = read_json(file, in_folder=True)
+        if data["format"] > FORMAT:
+            raise UserError(
+                f"{file} has format {data['format']}, but this version reads up to {FORMAT}: upgrade stochflow"
+            )
+        grid = {k: Range(**v) if isinstance(v, dict) else list(v) for k, v in data["grid"].items()}
+        cells = [Cell(**c) for c in data["cells"]]
+        trials, by = int(data["trials"]), str(data["by"])
+        if not all(FOLDER.fullmatch(c.folder) for c in cells):
+            raise ValueError("a cell's folder must lie in the sweep's own")
+    except (Unreadable, KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} is damaged ({shown(error)}): start the sweep again in another --out") from error
+    return Sweep(Path(path), Config.from_dict(data["base"], str(file)), grid, trials, by, cells)
 
 
 def _grid_to_json(grid: Grid) -> dict[str, Any]:
@@ -266,19 +272,20 @@ def _note(made: Sweep, cell: Cell, found: dict[str, Any]) -> None:
     made.save()
 
 
-def run_cell(folder: str, data: dict[str, Any]) -> dict[str, Any]:
+def run_cell(folder: str, config: Config) -> dict[str, Any]:
     """Train one cell, or go on with it, or read what it found: {"summary"}, {"failed": why} or {"interrupted"}."""
     from stochflow.runs import experiment
     from stochflow.runs.folder import Run
+    from stochflow.runs.trust import Consent
 
     try:
-        config = Config.from_dict(data)
         if not is_run(folder):
             return {"summary": experiment.train(config, out=folder).summary}
         summary = Run.open(folder).read("summary.json") or {}
         if summary.get("step", 0) >= config.train.steps:
             return {"summary": summary}
-        return {"summary": experiment.resume(folder, config.train.steps).summary}
+        named = Consent(config.task.name) if isinstance(config.task, UserTask) else None  # what this sweep is of
+        return {"summary": experiment.resume(folder, config.train.steps, task=named).summary}
     except UserError as error:
         return {"failed": str(error)}
     except KeyboardInterrupt:
