@@ -14,16 +14,17 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from stochflow import __version__
+from stochflow.cli.parsing import as_config, explained, of_user, one_line, parse_task, task_and_flags
 from stochflow.cli.terminal import Progress, closing, complain, floor_table, table
 from stochflow.errors import UserError, did_you_mean
 from stochflow.forecast.config import Forecast
 from stochflow.law.verdict import verdict
-from stochflow.runs.config import OBJECTIVES, TASKS, Config, Train, UserTask, find_task
+from stochflow.runs.config import OBJECTIVES, TASKS, Config, Train, UserTask
 
 COMMANDS = {
     "train TASK": "train a sampler and measure it against the best that is possible",
@@ -214,115 +215,6 @@ def _overview() -> str:
     )
 
 
-# parsing --------------------------------------------------------------------------------------------------------
-
-
-def task_and_flags(command: str, words: list[str]) -> tuple[str, list[str]]:
-    """The task that stands first, and the rest."""
-    if not words or words[0] in ("-h", "--help"):
-        names = "\n".join(f"  {name:<10} {_one_line(task)}" for name, task in TASKS.items())
-        print(
-            f"usage: stochflow {command} TASK [flags]\n\nTASK is one of\n{names}\nor a function of your own as my_module:my_function.\n"
-        )
-        print(f"`stochflow {command} TASK --help` shows the task's flags.")
-        raise SystemExit(0 if words else 2)
-    if words[0].startswith("-"):
-        raise UserError(f"the task comes first: stochflow {command} TASK {words[0]} ...")
-    return words[0], words[1:]
-
-
-def _one_line(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
-
-
-def _settings_class(name: str) -> Any:
-    """A dataclass of the task's flags: one that ships, or made from the signature of the user's function."""
-    if ":" not in name:
-        return find_task(name)
-    from stochflow.runs import tasks
-
-    function = tasks.find(name)
-    try:
-        hints = get_type_hints(function)
-    except NameError as error:
-        raise UserError(
-            f"the types of {name} cannot be read ({error}): import them where the function stands"
-        ) from error
-    reserved = {f.name for f in dataclasses.fields(Train)} | {
-        "out",
-        "quiet",
-        "config",
-        "json",
-        "track",
-        "name",
-        "trust",
-        "task",
-    }
-    fields: list[Any] = []
-    for p in inspect.signature(function).parameters.values():
-        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
-            raise UserError(
-                f'the parameter "{p}" of {name} cannot become a flag: give the function plain keyword parameters'
-            )
-        if p.name in reserved:
-            raise UserError(f'the parameter "{p.name}" of {name} is already a word of every task: rename it')
-        kind = hints.get(p.name, str if p.default in (p.empty, None) else type(p.default))
-        fields.append((p.name, kind) if p.default is p.empty else (p.name, kind, field(default=p.default)))
-    made = dataclasses.make_dataclass(getattr(function, "__name__", "task"), fields, frozen=True)
-    made.__doc__ = _one_line(function) or f"The task that {name} makes."
-    return made
-
-
-def _of_user(name: str, settings: dict[str, Any]) -> Any:
-    """The saved settings of a user's task as its flags' defaults."""
-    from stochflow.runs import tasks, trust
-
-    trust.refuse_any_callable(tasks.find(name), name)
-    kind = _settings_class(name)
-    known = [f.name for f in dataclasses.fields(kind)]
-    for word in settings:
-        if word not in known:
-            raise UserError(f'--config: the task {name} has no parameter "{word}"{did_you_mean(word, known)}')
-    return kind(**settings)
-
-
-TITLES = {
-    "train": "Train a sampler. --steps is the total; --out is the run folder itself.",
-    "floor": "The best law any policy can have.",
-    "sweep": "Train every cell of a grid of settings; the flags of training are the same for all cells.",
-    "doctor": "Which engine would run this task, and why not a faster one.",
-}
-
-
-def parse_task(
-    command: str, name: str, words: list[str], extra: list[Any], train: Train | None, defaults: Any = None
-) -> Any:
-    """Flags of the task, of training and of the command, side by side and without prefixes."""
-    kind = _settings_class(name) if defaults is None else type(defaults)
-    needed = any(
-        f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in dataclasses.fields(kind)
-    )
-    task_field: Any = (
-        ("task", kind)
-        if needed and defaults is None
-        else ("task", kind, field(default=kind() if defaults is None else defaults))
-    )
-    fields = [task_field, *([("train", Train, field(default=train))] if train else []), *extra]
-    made = dataclasses.make_dataclass(command, fields, frozen=True, kw_only=True)
-    made.__doc__ = TITLES[command]
-    return tyro.cli(made, args=words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
-
-
-def as_config(name: str, task: Any, train: Train | None, origin: Literal["caller", "agreed"] = "caller") -> Config:
-    if name not in TASKS:
-        task = UserTask(name, dataclasses.asdict(task), origin)
-    return Config(task, train) if train else Config(task)
-
-
-def explained(text: str) -> Any:
-    return tyro.conf.arg(help=text)
-
-
 # commands -------------------------------------------------------------------------------------------------------
 
 
@@ -342,7 +234,7 @@ def _train(words: list[str]) -> int:
         raise UserError(f'the --config file is for the task "{saved.task.name}", not for "{name}"')
     defaults = None
     if saved is not None:
-        defaults = _of_user(name, saved.task.settings) if isinstance(saved.task, UserTask) else saved.task
+        defaults = of_user(name, saved.task.settings) if isinstance(saved.task, UserTask) else saved.task
     base = saved.train if saved else Train(**getattr(TASKS.get(name), "train", {}))
     extra = [
         (
@@ -589,7 +481,7 @@ def _tasks(words: list[str]) -> int:
         raise UserError(f'`stochflow tasks` takes nothing, but was given "{words[0]}"')
     print("tasks (stochflow train TASK)")
     for name, task in TASKS.items():
-        print(f"  {name:<12} {_one_line(task)}")
+        print(f"  {name:<12} {one_line(task)}")
     print("  MODULE:FUNC  a function of your own that returns a Task; its keyword parameters become flags")
     print("\nobjectives (--objective)")
     for name, text in OBJECTIVES.items():

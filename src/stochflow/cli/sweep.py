@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from stochflow.cli.commands import TASKS, as_config, explained, parse_task, task_and_flags
+from stochflow.cli.parsing import as_config, explained, parse_task, task_and_flags
 from stochflow.runs import sweep as sweeps
-from stochflow.runs.config import Train, UserTask
+from stochflow.runs.config import TASKS, Train, UserTask
 
 HELP = {
     "grid": "settings and their values, as in lr=1e-3,3e-3 objective=db,tb; low..high is a range, which needs --trials",
