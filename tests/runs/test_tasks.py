@@ -275,5 +275,5 @@ def test_a_confusion_table_may_have_a_line_of_names(tmp_path, header):
     (tmp_path / "t.csv").write_text(header + "0.9,0.1\n0.2,0.8\n")
     assert Confusion(str(tmp_path / "t.csv")).table.tolist() == [[0.9, 0.1], [0.2, 0.8]]
     (tmp_path / "t.csv").write_text(header + "0.9,0.1\n0.2,much\n")
-    with pytest.raises(UserError, match="could not convert string 'much'"):
+    with pytest.raises(UserError, match=r"'much' in row 2, column 2 is no number"):
         Confusion(str(tmp_path / "t.csv"))

@@ -453,5 +453,5 @@ def test_a_file_that_is_wrong_says_where(tmp_path, text, words):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match="no file of rules at"):
+    with pytest.raises(UserError, match="there is no file"):
         Rules.read(tmp_path / "none.toml")

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_type_hints
 import tyro
 
 from stochflow.errors import UserError, did_you_mean
-from stochflow.runs.config import TASKS, Config, Train, UserTask, find_task
+from stochflow.runs.config import TASKS, Config, Train, UserTask, find_task, refuse_idle_stick
 
 
 def task_and_flags(command: str, words: list[str]) -> tuple[str, list[str]]:
@@ -107,7 +107,10 @@ def parse_task(
     fields = [task_field, *([("train", Train, field(default=train))] if train else []), *extra]
     made = dataclasses.make_dataclass(command, fields, frozen=True, kw_only=True)
     made.__doc__ = TITLES[command]
-    return tyro.cli(made, args=words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
+    asked: Any = tyro.cli(made, args=words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
+    if ":" not in name:
+        refuse_idle_stick(asked.task, [w[2:].partition("=")[0] for w in words if w.startswith("--")])
+    return asked
 
 
 def as_config(name: str, task: Any, train: Train | None, origin: Literal["caller", "agreed"] = "caller") -> Config:

@@ -244,16 +244,19 @@ def figures_of(runs: Sequence[RunFiles]) -> dict[str, dict[int, float]]:
 def _warnings(arms: Sequence[Arm]) -> list[str]:
     said = []
     runs = [r for a in arms for r in a.runs]
-    targets = {
-        str({k: v for k, v in r.config.to_dict()["task"].items() if k not in ("stick", "noise", "confusion")})
-        for r in runs
-    }
+    targets = {str(_target(r.config.to_dict()["task"])) for r in runs}
     if len(targets) > 1:
         said.append("These runs have different targets: their figures answer different questions.")
     going = [r.name for r in runs if not r.done]
     if going:
         said.append(f"Not finished, so judged by its last look: {', '.join(going)}.")
     return said
+
+
+def _target(task: dict[str, Any]) -> dict[str, Any]:
+    """The settings that the target depends on: the noise changes that of orders alone."""
+    noise = () if task.get("open_loop") else ("stick", "noise", "confusion")
+    return {k: v for k, v in task.items() if k not in noise}
 
 
 # what is shown --------------------------------------------------------------------------------------------------

@@ -211,12 +211,19 @@ def synthesised(task: Task, rows: Iterable[Row], draws: int = 256, seed: int = 0
     import torch
 
     from stochflow.law.measure import forked
+    from stochflow.scores.orders import look_ahead, open_loop_of
 
     rows = list(rows)
     if draws < 1:
         raise UserError(f"--simulate {draws} must be at least 1: a few hundred give a mean to about a hundredth")
     if not rows or "sequence" not in rows[0]:
         raise UserError("--simulate makes sequences letter by letter, and this task builds none: leave it out")
+    loop = open_loop_of(task.oracle)
+    if loop is not None:
+        seen = look_ahead(loop._replace(makings=draws, seed=seed), [str(r["sequence"]) for r in rows])
+        made = zip(seen.expected.tolist(), seen.low.tolist(), seen.exact.tolist(), strict=True)
+        named = [dict(zip(("made_score", "made_low", "made_exact"), map(_six, m), strict=True)) for m in made]
+        return _by_made_score([r | m for r, m in zip(rows, named, strict=True)])
     env, device = task.env, torch.device("cpu")
     wanted = env.encode([r["sequence"] for r in rows]).to(device)  # type: ignore[attr-defined]
     found = []
@@ -234,7 +241,15 @@ def synthesised(task: Task, rows: Iterable[Row], draws: int = 256, seed: int = 0
                     "made_exact": round(float(exact), 4),
                 }
             )
-    return list(_numbered(sorted(found, key=lambda r: (-r["made_score"], str(r["sequence"])))))
+    return _by_made_score(found)
+
+
+def _six(value: float) -> float:
+    return round(value, 6)
+
+
+def _by_made_score(rows: list[Row]) -> list[Row]:
+    return list(_numbered(sorted(rows, key=lambda r: (-r["made_score"], str(r["sequence"])))))
 
 
 def _make(task: Task, wanted: Any) -> Any:

@@ -30,6 +30,7 @@ from stochflow.runs import tasks
 from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
 from stochflow.scores.oracles import Cached, Patient, TextOracle
+from stochflow.scores.orders import look_ahead, open_loop_of
 from stochflow.training.sources import Mixed, OnPolicy, Source
 from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task, Trajectories
@@ -193,7 +194,7 @@ class Experiment:
                         walk(Request(self.yardstick.task, self.policy, batch), self.config.train.engine).trajectories,
                     )
                 )
-            for row in rows[: n - made]:
+            for row in with_prospects(self.task.oracle, rows[: n - made]):
                 made += 1
                 yield {"id": f"design_{made:0{max(4, width)}d}", **row}
 
@@ -233,4 +234,17 @@ class Experiment:
             (str(next(iter(r.values()))), r.get("condition")): r for r in rows
         }  # one object may be good under one condition only
         ordered = sorted(different.values(), key=lambda r: (-r["score"], str(next(iter(r.values())))))[:DESIGNS]
-        return [{"id": f"design_{i:04d}", **r} for i, r in enumerate(ordered, 1)]
+        return [{"id": f"design_{i:04d}", **r} for i, r in enumerate(with_prospects(self.task.oracle, ordered), 1)]
+
+
+def with_prospects(oracle: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of orders with the chance that each is made exactly and the 10 % quantile of its scores; other rows as they are."""
+    loop = open_loop_of(oracle)
+    if loop is None or not rows:
+        return rows
+    texts = list(dict.fromkeys(str(r["sequence"]) for r in rows))
+    found = look_ahead(loop, texts)
+    of = {t: (e, q) for t, e, q in zip(texts, found.exact.tolist(), found.low.tolist(), strict=True)}
+    return [
+        r | {"made_exact": round(of[r["sequence"]][0], 6), "made_low": round(of[r["sequence"]][1], 6)} for r in rows
+    ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -206,6 +207,8 @@ class TFBind8Task:
     """what the noise does: a uniform letter, a neighbouring one, or a draw from --confusion"""
     confusion: str = ""
     """CSV of an action x move table, for --noise confusion"""
+    open_loop: bool = False
+    """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made"""
 
     name: ClassVar[str] = "tfbind8"
     train: ClassVar[dict[str, Any]] = {"net": "lookup", "batch": 1024, "lr": 5e-3, "hidden": 64, "steps": 2000}
@@ -275,6 +278,8 @@ class PeptideTask:
     """what the noise does: a uniform residue, a neighbouring one, or a draw from --confusion"""
     confusion: str = ""
     """CSV of an action x move table, for --noise confusion"""
+    open_loop: bool = False
+    """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made"""
 
     name: ClassVar[str] = "peptide"
     # lengths differ, so a learned log Z starts 65 nats away and would take thousands of steps to arrive
@@ -305,6 +310,8 @@ class RNATask:
     """what the noise does: a uniform letter, a neighbouring one, or a draw from --confusion"""
     confusion: str = ""
     """CSV of an action x move table, for --noise confusion"""
+    open_loop: bool = False
+    """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made"""
 
     name: ClassVar[str] = "rna"
     train: ClassVar[dict[str, Any]] = {"net": "transformer", "hidden": 64, "batch": 32, "lr": 1e-3, "objective": "tb"}
@@ -404,7 +411,19 @@ def configure(task: str | Any, /, **settings: Any) -> Config:
         fields = [f.name for f in dataclasses.fields(TASKS[task])]
         _refuse_unknown(own, [*fields, *training], f"the settings of {task}")
     made = task_of(task, own) if isinstance(task, str) else task
+    refuse_idle_stick(made, own)
     return Config(made, train_for(made, rest))
+
+
+def refuse_idle_stick(task: Any, given: Iterable[str]) -> None:
+    """A UserError where `stick` is among the settings given and a confusion table is the whole law.
+
+    Run folders hold every setting, given or not, so what is read from one is not held to this.
+    """
+    if "stick" in given and not isinstance(task, UserTask) and getattr(task, "noise", "") == "confusion":
+        raise UserError(
+            "--stick and --noise confusion exclude one another: the table is the whole law of what happens, so leave --stick out"
+        )
 
 
 def task_of(name: str, settings: dict[str, Any], where: str = "task") -> Any:

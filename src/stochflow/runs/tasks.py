@@ -21,10 +21,12 @@ from stochflow.runs.config import BitsTask, GCTask, GridTask, PeptideTask, RNATa
 from stochflow.scores.data import tfbind8
 from stochflow.scores.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
 from stochflow.scores.oracles import Cached, Host, Table
+from stochflow.scores.orders import orders
 from stochflow.scores.rewards import Linear, Power
 from stochflow.types import Task
 from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
 from stochflow.worlds.conditioned import Conditioned
+from stochflow.worlds.confusion import read_table
 from stochflow.worlds.env import Channel, Env
 from stochflow.worlds.grid import Corners, Grid
 from stochflow.worlds.strings import PROTEIN, Strings
@@ -74,13 +76,15 @@ def tfbind8_task(
     table: str = TFBind8Task.table,
     noise: str = TFBind8Task.noise,
     confusion: str = TFBind8Task.confusion,
+    open_loop: bool = TFBind8Task.open_loop,
 ) -> Task:
     """DNA 8-mers scored by a measured landscape; R = max(y, floor)^beta."""
     env = Strings("ACGT", 8)
     scores = tfbind8(table)
     bright = np.zeros(len(scores), dtype=bool)
     bright[tfbind8_modes(table)] = True
-    return Task(env, make_channel(env, stick, noise, confusion), Table(env, scores, bright), Power(beta, floor, ramp))
+    task = Task(env, make_channel(env, stick, noise, confusion), Table(env, scores, bright), Power(beta, floor, ramp))
+    return orders(task) if open_loop else task
 
 
 def bits_task(
@@ -136,10 +140,12 @@ def peptide_task(
     stick: float = PeptideTask.stick,
     noise: str = PeptideTask.noise,
     confusion: str = PeptideTask.confusion,
+    open_loop: bool = PeptideTask.open_loop,
 ) -> Task:
     """Peptides of up to 50 residues that look antimicrobial to a network trained on shipped data; R = max(score, floor)^beta."""
     env = Strings(PROTEIN, 50, min_length)
-    return Task(env, make_channel(env, stick, noise, confusion), PeptideProxy(env), Power(beta, floor, ramp))
+    task = Task(env, make_channel(env, stick, noise, confusion), PeptideProxy(env), Power(beta, floor, ramp))
+    return orders(task) if open_loop else task
 
 
 def rna_task(
@@ -150,11 +156,13 @@ def rna_task(
     stick: float = RNATask.stick,
     noise: str = RNATask.noise,
     confusion: str = RNATask.confusion,
+    open_loop: bool = RNATask.open_loop,
 ) -> Task:
     """RNA that folds into a structure (dot-bracket), by ViennaRNA on the host, each sequence folded once."""
     fold = RNAFold(structure)
     env = Strings("ACGU", len(structure))
-    return Task(env, make_channel(env, stick, noise, confusion), Cached(Host(fold, env)), Power(beta, floor, ramp))
+    task = Task(env, make_channel(env, stick, noise, confusion), Cached(Host(fold, env)), Power(beta, floor, ramp))
+    return orders(task) if open_loop else task
 
 
 def _numbers(what: str, text: str) -> list[float]:
@@ -205,7 +213,9 @@ def make_channel(env: Env, stick: float, noise: str = "slip", confusion: str = "
         raise UserError(
             "--noise confusion needs a table: give --confusion FILE.csv, one row an action, one column a move"
         )
-    table = Confusion(confusion)
+    letters = getattr(getattr(env, "inner", env), "alphabet", None)
+    # moves without letters are in the order of the columns, however these are named
+    table = Confusion(read_table(confusion).rows) if letters is None else Confusion(confusion, letters)
     real = env.num_moves - (env.stop is not None)
     if table.table.shape[0] != real:
         raise UserError(

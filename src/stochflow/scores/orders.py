@@ -73,7 +73,7 @@ def orders(
     if oracle is None:
         kind = SimulatedTexts if isinstance(task.oracle, TextOracle) else Simulated
         oracle = kind(loop, inner)
-    oracle.open_loop = loop
+    oracle.open_loop = getattr(oracle, "loop", loop)
     return task._replace(channel=Exact(), oracle=oracle)
 
 
@@ -252,8 +252,10 @@ def look_ahead(loop: OpenLoop, texts: Sequence[str]) -> Prospects:
     chance = loop.synthesis.chance_exact(texts)
     listed = _scores_by_length(loop.oracle) if type(loop.oracle) is Table else None
     if listed is not None and loop.synthesis.keeps_length:
-        pairs = [_of_table(listed[1][len(t)], loop, t) for t in texts]
-        mean, low = (torch.tensor([p[i] for p in pairs], dtype=torch.float64) for i in (0, 1))
+        mean, low = torch.zeros(len(texts), dtype=torch.float64), torch.zeros(len(texts), dtype=torch.float64)
+        for n in {len(t) for t in texts}:
+            at = torch.tensor([i for i, t in enumerate(texts) if len(t) == n])
+            mean[at], low[at] = _of_table(listed[1][n], loop, [texts[i] for i in at.tolist()])
         return Prospects(chance, mean, low, 0)
     loop = loop._replace(makings=loop.makings or 256)
     if isinstance(loop.oracle, TextOracle):
@@ -267,12 +269,16 @@ def look_ahead(loop: OpenLoop, texts: Sequence[str]) -> Prospects:
     return Prospects(chance, scores.mean(0), scores.quantile(QUANTILE, 0, interpolation="lower"), loop.makings)
 
 
-def _of_table(scores: Tensor, loop: OpenLoop, text: str) -> tuple[float, float]:
-    """Mean and quantile of the scores [K^n] under the exact law of what is made of a text."""
-    law = torch.ones(1, dtype=torch.float64)
-    for letter in loop.synthesis.encode([text])[0]:
-        law = (law.unsqueeze(1) * loop.synthesis.table[letter]).reshape(-1)
+def _of_table(scores: Tensor, loop: OpenLoop, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Mean and quantile [N] of the scores [K^n] under the exact law of what is made of texts of one length n."""
     scores = torch.where(scores.isnan(), loop.unscored, scores)
     value, place = scores.sort()
-    reached = law[place].cumsum(0) >= QUANTILE
-    return float(law @ scores), float(value[reached.byte().argmax()])
+    found = []
+    for part in torch.from_numpy(loop.synthesis.encode(texts)).split(max(1, AT_ONCE // len(scores))):
+        law = torch.ones(len(part), 1, dtype=torch.float64)
+        for letters in part.T:
+            law = (law.unsqueeze(2) * loop.synthesis.table[letters].unsqueeze(1)).flatten(1)
+        reached = law[:, place].cumsum(1) >= QUANTILE
+        found.append(torch.stack([law @ scores, value[reached.to(torch.uint8).argmax(1)]]))
+    mean, low = torch.cat(found, 1)
+    return mean, low

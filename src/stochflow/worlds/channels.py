@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.files.reading import MB, read_text
 from stochflow.ops import NEG, arange, keep, pick
+from stochflow.worlds.confusion import read_table
 from stochflow.worlds.env import Channel
-
-TABLE = 16 * MB  # the most that is read of a confusion table
 
 
 def _check_alpha(alpha: float) -> float:
@@ -126,29 +124,39 @@ class Neighbour(Channel):
 class Confusion(Channel):
     """Any action x move table, restricted to the legal moves and renormalised; an empty row keeps the action.
 
-    `table` is row-stochastic [M, M], without STOP: an array, nested lists, or the path of a CSV file of numbers whose
-    first line may hold names.
+    `table` is row-stochastic [M, M], without STOP: an array, nested lists, or the path of a CSV file. The file may name its
+    columns and rows by the letters of `alphabet`, in any order.
     """
 
-    def __init__(self, table: Tensor | Sequence[Sequence[float]] | str):
+    def __init__(self, table: Tensor | Sequence[Sequence[float]] | str, alphabet: str | None = None):
+        names: tuple[str, ...] = ()
         if isinstance(table, str):
-            table = _read_csv(table)
+            path = table
+            table, names = read_table(path, alphabet)
+            letters = "".join(names)
+            if alphabet is None and len(letters) == len(names) and letters != "".join(sorted(letters)):
+                raise UserError(
+                    f"the confusion table {path} has the letters {letters} in an order that may not be the alphabet's: "
+                    "say which it is, as in Confusion(path, alphabet='ACGT')"
+                )
         t = torch.as_tensor(table, dtype=torch.float64)
         if t.ndim != 2 or t.shape[0] != t.shape[1]:
             raise UserError(f"a confusion table is square (actions x moves), but this one has shape {tuple(t.shape)}")
-        if not bool(torch.isfinite(t).all()) or bool((t < 0).any()):
-            row = int((~torch.isfinite(t) | (t < 0)).any(1).nonzero()[0])
-            raise UserError(
-                f"row {row + 1} of {len(t)} in the confusion table holds a negative or non-finite entry: "
-                "probabilities are >= 0"
-            )
+
+        def row_of(bad: Tensor) -> str:
+            row = int(bad.to(torch.uint8).argmax())
+            named = f" ({names[row]})" if names else ""
+            return f"row {row + 1} of {len(t)}{named} in the confusion table"
+
+        wrong = (~torch.isfinite(t) | (t < 0)).any(1)
+        if bool(wrong.any()):
+            raise UserError(f"{row_of(wrong)} holds a negative or non-finite entry: probabilities are >= 0")
         total = t.sum(1)
         off = (total - 1).abs()
         if bool((off > 1e-6).any()):
-            row = int(off.argmax())
+            worst = float(total[int(off.argmax())])
             raise UserError(
-                f"row {row + 1} of {len(t)} in the confusion table sums to {float(total[row]):.6g}, "
-                f"off by {float(total[row] - 1):+.3g}: every row must sum to 1"
+                f"{row_of(off == off.max())} sums to {worst:.6g}, off by {worst - 1:+.3g}: every row must sum to 1"
             )
         self.table = t / total.unsqueeze(1)
         self._wide: dict[tuple[int, torch.device], Tensor] = {}
@@ -177,20 +185,3 @@ class Confusion(Channel):
 
     def __repr__(self) -> str:
         return f"Confusion({self.table.shape[0]}x{self.table.shape[0]})"
-
-
-def _read_csv(path: str) -> Tensor:
-    import numpy as np
-
-    if "://" in path:
-        raise UserError(f"the confusion table {path} is an address of the network: save it as a file and name that")
-    lines = read_text(path, TABLE).splitlines()
-    for header in (0, 1):  # lines of names to skip: spreadsheets write one
-        try:
-            return torch.as_tensor(np.loadtxt(lines, delimiter=",", ndmin=2, skiprows=header))
-        except ValueError as problem:
-            reason = str(problem).rstrip(".")
-    raise UserError(
-        f"cannot read a confusion table from {path}: {reason}; give a CSV file of numbers, one row per action, "
-        "with or without a line of names"
-    )

@@ -277,4 +277,7 @@ def _short_numbers(axis: Any) -> None:
 
 
 def _noisy(run: RunFiles) -> bool:
-    return bool(getattr(run.config.task, "stick", 0.0)) or getattr(run.config.task, "noise", "") == "confusion"
+    task = run.config.task
+    if getattr(task, "open_loop", False):  # the noise comes after the order
+        return False
+    return bool(getattr(task, "stick", 0.0)) or getattr(task, "noise", "") == "confusion"

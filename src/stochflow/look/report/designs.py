@@ -35,6 +35,8 @@ class Design:
     log_pf: str
     distance: int | None  # to the nearest better design
     family: int | None  # the mode it belongs to, from 1
+    exact: str = ""  # of an order: the chance that it is made as it is written,
+    low: str = ""  # and the 10 % quantile of the score of what is made
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class Designs:
     note: str  # why there are no logos, or which modes have none
     apart: int  # distance between two families
     modes: int  # how many families there are
+
+    @property
+    def orders(self) -> bool:
+        """Whether the designs are orders, whose score is what is expected of what is made."""
+        return any(r.exact for r in self.rows)
 
     @property
     def sequences(self) -> bool:
@@ -78,7 +85,8 @@ def _row(rank: int, row: dict[str, str], what: str, distance: int | None, family
         except ValueError:
             return "-"
 
-    return Design(rank, what, short("score"), short("log_reward"), short("log_pf"), distance, family)
+    made = (short("made_exact"), short("made_low")) if row.get("made_exact") else ("", "")
+    return Design(rank, what, short("score"), short("log_reward"), short("log_pf"), distance, family, *made)
 
 
 def _logos(texts: list[str], family: list[int], heads: list[int]) -> tuple[list[Panel], str]:

@@ -112,10 +112,10 @@ PAGE = """{% from "figure" import figure %}
 {% endif %}
 <div class="wide" style="margin-top: 1rem">
 <table>
-<thead><tr><th class="n">#</th><th>{{ "design" if run.designs.sequences else "state" }}</th><th class="n">score</th><th class="n">log-reward</th><th class="n">log-probability</th>{% if run.designs.sequences %}<th class="n">distance to a better one</th><th class="n">mode</th>{% endif %}</tr></thead>
+<thead><tr><th class="n">#</th><th>{{ "design" if run.designs.sequences else "state" }}</th><th class="n">{{ "expected score" if run.designs.orders else "score" }}</th>{% if run.designs.orders %}<th class="n">its 10 % quantile</th><th class="n">chance of exact synthesis</th>{% endif %}<th class="n">log-reward</th><th class="n">log-probability</th>{% if run.designs.sequences %}<th class="n">distance to a better one</th><th class="n">mode</th>{% endif %}</tr></thead>
 <tbody>
 {% for d in run.designs.rows %}
-<tr><td class="n">{{ d.rank }}</td><td><code>{{ d.what }}</code></td><td class="n">{{ d.score }}</td><td class="n">{{ d.log_reward }}</td><td class="n">{{ d.log_pf }}</td>{% if run.designs.sequences %}<td class="n">{{ "–" if d.distance is none else d.distance }}</td><td class="n">{{ d.family }}</td>{% endif %}</tr>
+<tr><td class="n">{{ d.rank }}</td><td><code>{{ d.what }}</code></td><td class="n">{{ d.score }}</td>{% if run.designs.orders %}<td class="n">{{ d.low }}</td><td class="n">{{ d.exact }}</td>{% endif %}<td class="n">{{ d.log_reward }}</td><td class="n">{{ d.log_pf }}</td>{% if run.designs.sequences %}<td class="n">{{ "–" if d.distance is none else d.distance }}</td><td class="n">{{ d.family }}</td>{% endif %}</tr>
 {% endfor %}
 </tbody>
 </table>

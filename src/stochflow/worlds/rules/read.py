@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.reading import MB, read_text
 from stochflow.worlds.rules import language as say
 
+FILE = MB  # the most that is read
 KINDS: dict[str, type[say.Rule]] = {
     "gc": say.GC,
     "forbidden": say.Forbidden,
@@ -29,11 +31,7 @@ KINDS: dict[str, type[say.Rule]] = {
 def read_rules(path: Path, wild_type: str | None = None) -> list[say.Rule]:
     """The rules of a file; a UserError says what in it is wrong."""
     try:
-        data = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no file of rules at {path}: write one, or give another") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise UserError(f"the rules in {path} cannot be read: {problem}: give a text file in TOML") from None
+        data = tomllib.loads(read_text(path, FILE))
     except tomllib.TOMLDecodeError as problem:
         raise UserError(f"the rules in {path} are not TOML: {problem}: mend the line") from None
     return parse_rules(data, wild_type, str(path))
