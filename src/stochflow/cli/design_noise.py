@@ -1,0 +1,50 @@
+"""`stochflow design noise`: a synthesiser's confusion table from pairs of ordered and sequenced strings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class DesignNoise:
+    """A synthesiser's noise from pairs of ordered and sequenced strings: who is made for whom, insertions, deletions, with intervals."""
+
+    pairs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="CSV with one pair a line")]
+    ordered: str = ""
+    """column of what was ordered; `ordered`, or the first of two, if nothing is said"""
+    sequenced: str = ""
+    """column of what was made; `sequenced`, or the second of two"""
+    alphabet: str = "ACGT"
+    """letters that orders are written in"""
+    level: float = 0.95
+    """of the intervals, each by itself"""
+    out: Path | None = None
+    """write the table here, as --noise confusion --confusion FILE reads it"""
+    json: bool = False
+    """print one JSON object"""
+
+
+def run(words: list[str]) -> int:
+    """The command; returns the exit code."""
+    asked = tyro.cli(DesignNoise, args=words, prog="stochflow design noise")
+    from stochflow.runs.atomic import write_text
+    from stochflow.types import plain
+    from stochflow.worlds.pairs import estimate, read_pairs
+
+    found = estimate(*read_pairs(asked.pairs, asked.ordered, asked.sequenced), asked.alphabet, asked.level)
+    if asked.json:
+        print(json.dumps(plain(found._asdict())))
+    else:
+        print(found)
+        left = f", {found.left_out} left out for letters outside {found.alphabet}" if found.left_out else ""
+        print(f"from {found.pairs} pairs{left}; intervals at {found.level:g}, each number by itself (Clopper-Pearson)")
+    if asked.out is not None:
+        write_text(asked.out, found.csv())
+        if not asked.json:
+            print(asked.out)
+    return 0
