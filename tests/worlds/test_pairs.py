@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from stochflow.cli.design_noise import run
+from stochflow.cli.commands import main
 from stochflow.errors import UserError
 from stochflow.worlds.channels import Slip
 from stochflow.worlds.confusion import read_table
@@ -116,13 +116,13 @@ def test_from_file_to_file(tmp_path, capsys):
         "well,ordered,sequenced\n"
         + "".join(f"{i},{x},{y}\n" for i, (x, y) in enumerate(zip(ordered, sequenced, strict=True)))
     )
-    assert run([str(source), "--out", str(out)]) == 0
+    assert main(["design", "noise", str(source), "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "from 60 pairs" in said
     assert "insertions a letter: 0.0" in said
     found = estimate(ordered, sequenced)
     assert torch.allclose(torch.tensor(read_table(out, "TGCA").rows, dtype=torch.float64).flip(0, 1), found.table)
-    assert run([str(source), "--json"]) == 0
+    assert main(["design", "noise", str(source), "--json"]) == 0
     assert '"log_likelihood"' in capsys.readouterr().out
 
 

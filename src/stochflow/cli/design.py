@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from stochflow.cli import design_noise
 from stochflow.errors import UserError, did_you_mean
 
 USAGE = """usage: stochflow design SUBCOMMAND ...
@@ -131,7 +132,7 @@ def run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if words else 2
-    known = {"new": _new, "propose": _propose, "record": _record, "status": _status}
+    known = {"new": _new, "propose": _propose, "record": _record, "status": _status, "noise": design_noise.run}
     if words[0] not in known:
         raise UserError(
             f"there is no `design {words[0]}`{did_you_mean(words[0], known)}: `stochflow design --help` lists what there is"
