@@ -21,6 +21,9 @@ class Form:
     back_action: bool = False  # the policy needs a head for the action given the move
     likelihood: bool = False  # that head is trained by likelihood, beside the balance
 
+    def __repr__(self) -> str:
+        return self.name.upper()
+
     def complete(self, loss: Tensor, world: World) -> Tensor:
         """The loss [S] with the gradient of the head's likelihood, where there is one; its value is left alone."""
         if not (self.likelihood and world.policy.back_action):  # without a head the posterior is exact already

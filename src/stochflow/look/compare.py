@@ -212,7 +212,7 @@ def _arms(runs: Sequence[RunFiles]) -> list[Arm]:
 def _identity(run: RunFiles) -> dict[str, Any]:
     data = run.config.to_dict()
     task = {("task" if k == "name" else k): v for k, v in data["task"].items()}
-    return task | {k: v for k, v in data["train"].items() if k not in NOT_THE_ARM}
+    return task | {k: v for k, v in run.training.items() if k not in NOT_THE_ARM}
 
 
 def _labels(keys: list[dict[str, Any]], names: list[str]) -> list[str]:

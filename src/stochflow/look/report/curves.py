@@ -36,7 +36,7 @@ def loss(run: RunFiles) -> Panel | None:
         "loss",
         "Loss",
         svg(figure, "Loss over training steps"),
-        f"What is minimised ({run.config.train.objective}). {noisy}".rstrip(),
+        f"What is minimised ({run.training['objective']}). {noisy}".rstrip(),
     )
 
 
@@ -80,7 +80,7 @@ def distance(run: RunFiles) -> Panel | None:
 
 
 def log_z(run: RunFiles) -> Panel | None:
-    if len(values(run.rows, "log_z_learned")) < 2 or run.config.train.objective == "logvar":
+    if len(values(run.rows, "log_z_learned")) < 2 or run.training["objective"].lower().startswith("logvar"):
         return None
     figure, ax = axes(x="training step", y="log Z (nats)")
     draw(ax, run.rows, "log_z_learned", SERIES[0], "learned")

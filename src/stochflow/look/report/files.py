@@ -84,12 +84,22 @@ class RunFiles:
     def health(self) -> list[Finding]:
         return diagnose(self.rows, self.config.to_dict())
 
+    @property
+    def training(self) -> dict[str, Any]:
+        """How it was trained: the settings, with what Python gave as objects in the place of their words."""
+        return self.config.to_dict()["train"] | self.config.values
+
     def command(self) -> str:
-        """The command that repeats the run: what differs from the defaults, and nothing else."""
-        return shlex.join(["stochflow", "train", self.config.task.name, *_flags(self.config)])
+        """The command, or where objects were given the call in Python, that repeats the run: what differs from the defaults alone."""
+        config, given = self.config, _given(self.config)
+        if not config.values:
+            return shlex.join(["stochflow", "train", config.task.name, *_flags(given)])
+        words = [f"{name}={value!r}" for name, value in given.items() if name not in config.values]
+        return f"train({', '.join([repr(config.task.name), *words, *(f'{k}={v}' for k, v in config.values.items())])})"
 
 
-def _flags(config: Config) -> list[str]:
+def _given(config: Config) -> dict[str, Any]:
+    """The settings of task and training that are not the defaults."""
     task = config.task
     given: dict[str, Any]
     if isinstance(task, UserTask):
@@ -108,6 +118,10 @@ def _flags(config: Config) -> list[str]:
         for f in dataclasses.fields(Train)
         if getattr(train, f.name) != getattr(base, f.name)
     }
+    return given
+
+
+def _flags(given: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in given.items():
         flag = name.replace("_", "-")

@@ -38,7 +38,7 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
         "state": _state(run),
         "verdict": verdict(found, advise=False),
         "task": run.config.task.name,
-        "objective": train.objective,
+        "objective": run.training["objective"],
         "seeds": train.seeds,
         "tiles": [_tile(found, key, train.seeds) for key in TILES if found.get(key) is not None],
         "health": health.verdict(findings, run.step),
@@ -107,7 +107,7 @@ def _settings(run: RunFiles) -> list[tuple[str, str]]:
     task = {k: v for k, v in data["task"].items() if k != "name" and v != ""}
     prefix = "" if not isinstance(run.config.task, UserTask) else "task: "
     return [(f"{prefix}{k.replace('_', ' ')}", str(v)) for k, v in task.items()] + [
-        (k.replace("_", " "), str(v)) for k, v in data["train"].items()
+        (k.replace("_", " "), str(v)) for k, v in run.training.items()
     ]
 
 

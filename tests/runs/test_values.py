@@ -1,0 +1,70 @@
+"""Python may give objects instead of words: the run folder describes them, and everything that reads it knows them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+
+from stochflow import SubTrajectoryBalance, Tabular, UserError, train
+from stochflow.look.compare import compare
+from stochflow.look.report import RunFiles, write_report
+from stochflow.nets.mlp import MLP
+from stochflow.runs.config import Train
+from stochflow.runs.experiment import open_run, resume
+from stochflow.training.sources import OnPolicy
+
+
+def explorer(task, policy):
+    return OnPolicy(task, policy, 8, explore=0.2)
+
+
+GIVEN = {"objective": SubTrajectoryBalance(0.5), "net": MLP(16, 2), "dynamics": Tabular, "source": explorer}
+SMALL = {"side": 4, "stick": 0.2, "steps": 20, "log_every": 10, "seeds": 2, "hidden": 16, "batch": 8}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    return train("grid", **SMALL, **GIVEN, out=tmp_path_factory.mktemp("values") / "run")
+
+
+def test_the_folder_describes_them_with_their_parameters(done):
+    values = json.loads((done.path / "config.json").read_text())["values"]
+    assert values["objective"] == "SubTrajectoryBalance(decay=0.5, form=MARGINAL)"
+    assert values["net"] == "MLP(hidden=16, layers=2)"
+    assert values["dynamics"] == "Tabular"
+    assert values["source"] == "explorer"
+
+
+def test_it_goes_on_with_the_same_objects_alone(done):
+    with pytest.raises(
+        UserError,
+        match=r"dynamics=Tabular, but none was given: .* resume\(path, objective=..., net=..., dynamics=..., source=...\)",
+    ):
+        resume(done.path, steps=30)
+    with pytest.raises(UserError, match=r"decay=0\.5.*decay=0\.9.*was given"):
+        resume(done.path, steps=30, **(GIVEN | {"objective": SubTrajectoryBalance(0.9)}))
+    assert open_run(done.path, **GIVEN).measure()["tv"] == pytest.approx(done.summary["tv"])
+
+
+def test_report_and_comparison_name_them(done, tmp_path):
+    other = train("grid", **SMALL, objective="db", out=tmp_path / "other")
+    labels = [arm.label for arm in compare([done.path, other.path]).arms]
+    assert labels[1].startswith("objective db")
+    assert "SubTrajectoryBalance(decay=0.5, form=MARGINAL)" in write_report([done.path]).read_text()
+    command = RunFiles.read(done.path).command()
+    assert command.startswith("train('grid', side=4, stick=0.2, ")
+    assert "objective=SubTrajectoryBalance(decay=0.5, form=MARGINAL), net=MLP(hidden=16, layers=2)" in command
+    assert RunFiles.read(other.path).command().startswith("stochflow train grid --side 4")
+
+
+def test_the_result_holds_what_the_folder_holds(done):
+    assert json.loads((done.path / "summary.json").read_text()) == json.loads(json.dumps(done.summary))
+    assert [(row["step"], row["seed"]) for row in done.history] == [(s, i) for s in (10, 20) for i in (0, 1)]
+    lines = [json.loads(line) for line in (done.path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in done.history[:2]] == lines[0]["seeds"]["loss"]
+
+
+def test_help_lists_every_setting():
+    assert set(Train.__dataclass_fields__) <= set(inspect.signature(train).parameters)
