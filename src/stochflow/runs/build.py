@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
 from stochflow.scores.oracles import Cached, Patient, TextOracle
 from stochflow.scores.orders import look_ahead, open_loop_of
+from stochflow.scores.workers import Remote, workers_of
+from stochflow.training.ahead import Ahead
 from stochflow.training.sources import Mixed, OnPolicy, Source
 from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task, Trajectories
@@ -53,17 +56,29 @@ def make_task(settings: Any) -> Task:
     return tasks.user_task(settings)
 
 
-def lasting(task: Task, settings: Train, before: Task | None = None) -> Task:
-    """The task with an oracle in Python asked patiently, and once about each text; what was answered `before` is known."""
+def lasting(task: Task, settings: Train, before: Task | None = None, made_from: Any = None) -> Task:
+    """The task with an oracle in Python asked patiently, by as many workers as are wanted, and once about each text.
+
+    What was answered `before` is known. `made_from`: the settings from which a worker makes the task again; None: it is sent there.
+    """
     if not isinstance(task.oracle, TextOracle):
         return task
     batch = (
         settings.batch * settings.seeds if settings.oracle_timeout else 0
     )  # a look asks about more at once, and would always be late
-    oracle = Cached(Patient(task.oracle, settings.oracle_timeout, settings.oracle_retries), at_most=batch)
+    patient: TextOracle = Patient(task.oracle, settings.oracle_timeout, settings.oracle_retries)
+    if workers_of(settings.oracle_workers)[0]:
+        make = None if made_from is None else partial(_patient_oracle, made_from, settings)
+        patient = Remote(patient, settings.oracle_workers, make)
+    oracle = Cached(patient, at_most=batch)
     if before is not None and isinstance(before.oracle, Cached):
         oracle.known |= before.oracle.known
     return task._replace(oracle=oracle)
+
+
+def _patient_oracle(made_from: Any, settings: Train) -> TextOracle:
+    """The oracle that a worker holds."""
+    return Patient(make_task(made_from).oracle, settings.oracle_timeout, settings.oracle_retries)  # type: ignore[arg-type]
 
 
 def check_at_the_door(task: Task) -> None:
@@ -155,9 +170,18 @@ class Experiment:
             temper,
             compile=t.compile,
         )
+        first: Source = fresh
+        if t.lag:
+            if getattr(self.task.oracle, "on_device", False):
+                raise UserError(
+                    f"--lag {t.lag} is for an oracle in Python, and this task's answers at once: leave it out"
+                )
+            if on_policy:
+                raise UserError(f"--objective {t.objective} learns from fresh trajectories alone: leave out --lag")
+            first = Ahead(fresh, self.task, t.lag, self.device)
         if replayed == 0:
-            return fresh
-        return Mixed(fresh, self._make_buffer(0.5 if t.replay_priority else 0.0), replayed)
+            return first
+        return Mixed(first, self._make_buffer(0.5 if t.replay_priority else 0.0), replayed)
 
     # looking ----------------------------------------------------------------------------------------------------
 

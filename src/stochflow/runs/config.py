@@ -123,6 +123,10 @@ class Train:
     """seconds to wait for an oracle in Python to answer about one --batch of each seed; 0: for ever"""
     oracle_retries: int = 2
     """how often an oracle in Python that raises, or is late, is tried again before the run stops"""
+    oracle_workers: str = ""
+    """ask an oracle in Python by several at once: N processes, ray or ray:N (RAY_ADDRESS or a local cluster, which takes 15 s and 0.8 GB to start: from about 10 s of oracle time per batch on)"""
+    lag: int = 0
+    """batches that an oracle in Python may have in flight while training goes on with earlier ones; 0: it is waited for"""
     compile: bool = False
     """compile the loss and, where no kernel walks, a rollout's step (torch.compile; needs a C compiler, about half a minute at the start, and resumes alike but not bit for bit)"""
     threads: int = 1
@@ -151,7 +155,7 @@ class Train:
         self._need("entropy_average", 0 <= self.entropy_average < 1, "at least 0 and below 1")
         self._need("explore", 0 <= self.explore <= 1, "a probability between 0 and 1")
         self._need("replay", 0 <= self.replay < 1, "a fraction of at least 0 and below 1")
-        for name in ("oracle_timeout", "oracle_retries", "threads"):
+        for name in ("oracle_timeout", "oracle_retries", "threads", "lag"):
             self._need(name, getattr(self, name) >= 0, "0 or more")
         self._need(
             "batch",

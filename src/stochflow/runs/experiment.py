@@ -34,7 +34,9 @@ from stochflow.runs.tracking import open_tracker
 from stochflow.runs.trust import Consent
 from stochflow.runs.values import MakeSource, Values, taken_out
 from stochflow.scores.oracles import Cached, TextOracle
+from stochflow.scores.workers import Remote
 from stochflow.training import distributed
+from stochflow.training.ahead import Ahead
 from stochflow.training.sources import Source
 from stochflow.training.trainer import Trainer
 from stochflow.types import Task
@@ -136,13 +138,13 @@ def train(
     made = make_task(config.task) if given is None else given
     if isinstance(config.task, UserTask):
         # an oracle that fails at the first question is wrong, not busy
-        once = lasting(made, dataclasses.replace(config.train, oracle_retries=0))
+        once = lasting(made, dataclasses.replace(config.train, oracle_retries=0, oracle_workers=""))
         check_at_the_door(once)
-        made = lasting(made, config.train, once)
+        made = lasting(made, config.train, once, _made_from(given, config.task))
     else:
-        made = lasting(made, config.train)
+        made = lasting(made, config.train, made_from=config.task)
     config, out = ranks.apart(config, out)
-    with _ranks(config.train.ranks == "apart") as group:
+    with _workers(made), _ranks(config.train.ranks == "apart") as group:
         experiment = Experiment(config, made, values=values)
         if group is not None:
             ranks.begin(experiment.trainer, group, config.train.seed)
@@ -210,7 +212,7 @@ def resume(
         if group is not None and group.rank > 0:
             config, found, threads = group.from_first()
             _same_threads(config, threads)
-            made = lasting(_rebuilt(task, config.task, path), config.train)
+            made = lasting(_rebuilt(task, config.task, path), config.train, made_from=_made_from(task, config.task))
             experiment = Experiment(config, made, values=_values(objects, config, path))
             ranks.begin(experiment.trainer, group, config.train.seed)
             return _follow(experiment, group, found)
@@ -229,8 +231,8 @@ def resume(
             _same_threads(config, threads)
             if group is not None:
                 group.from_first((config, found, threads))
-            made = lasting(_rebuilt(task, config.task, path), config.train)
-            with _answers_kept(made, run), _tracked(track, run, on_progress) as progress:
+            made = lasting(_rebuilt(task, config.task, path), config.train, made_from=_made_from(task, config.task))
+            with _workers(made), _answers_kept(made, run), _tracked(track, run, on_progress) as progress:
                 experiment = Experiment(config, made, values=values)
                 if group is not None:
                     ranks.begin(experiment.trainer, group, config.train.seed)
@@ -277,7 +279,7 @@ def open_run(
     found = run.load()
     if found is None:
         raise UserError(f"{path} has no checkpoint yet: train it further with `stochflow resume {path}`")
-    made = lasting(_rebuilt(task, run.config.task, path), run.config.train)
+    made = lasting(_rebuilt(task, run.config.task, path), dataclasses.replace(run.config.train, oracle_workers=""))
     if isinstance(made.oracle, Cached):
         made.oracle.recall(run.path / ANSWERS)
         recall_ranks(made.oracle, run.path)
@@ -318,6 +320,16 @@ def _rebuilt(task: Task | Consent | str | None, settings: Any, path: str | Path)
     elif consent.name is not None and consent.name != settings.name:
         raise UserError(f"{path} is a run of the task {settings.name}, not of {consent.name!r}: leave --task out")
     return make_task(settings)
+
+
+def _made_from(task: Any, settings: Any) -> Any:
+    """The settings from which an oracle's worker makes the task again; None where it was given as an object.
+
+    Whether a file's code may run has been settled by `_rebuilt`.
+    """
+    if isinstance(task, Task) or settings.name == IN_PYTHON:
+        return None
+    return settings.agreed() if isinstance(settings, UserTask) else settings
 
 
 def evaluate_run(path: str | Path, device: str = "auto", task: Task | Consent | str | None = None) -> dict[str, Any]:
@@ -379,6 +391,20 @@ def _tracked(kind: str, run: Run, on_progress: OnProgress | None) -> Iterator[On
                 on_progress(record, total)
 
         yield tell
+
+
+@contextlib.contextmanager
+def _workers(task: Task) -> Iterator[None]:
+    """While it trains, an oracle's workers are there, and started before anything is timed."""
+    remote = task.oracle.oracle if isinstance(task.oracle, Cached) else None
+    if not isinstance(remote, Remote):
+        yield
+        return
+    remote.warm()
+    try:
+        yield
+    finally:
+        remote.close()
 
 
 @contextlib.contextmanager
@@ -450,7 +476,7 @@ class _Session:
                 horizon,
             )
         try:
-            with self._stoppable():
+            with self._stoppable(), self._settled():
                 if self.owing:
                     self._between(self.trainer)
                 self._note_random()
@@ -597,6 +623,16 @@ class _Session:
         with self.run.file(name, text=True) as file:
             export.write_rows(self.experiment.best_designs(), kind, file)
         return self.run.path / name
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[None]:
+        """However it ends, the answers that an oracle still owes are waited for, and kept."""
+        try:
+            yield
+        finally:
+            for part in self.trainer.source.modules():
+                if isinstance(part, Ahead):
+                    part.settle()
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:

@@ -173,7 +173,7 @@ def check_scores(texts: Sequence[str], values: Sequence[float]) -> None:
             )
 
 
-class _Around(TextOracle):
+class Around(TextOracle):
     """An oracle that wraps another."""
 
     def __init__(self, oracle: TextOracle):
@@ -187,7 +187,7 @@ class _Around(TextOracle):
         self.oracle.cancel()
 
 
-class Patient(_Around):
+class Patient(Around):
     """Calls an oracle again, up to `retries` times, where it raises or has not answered after `timeout` seconds.
 
     `timeout` 0 waits for ever. Before try number k it waits backoff * 2^(k-2) seconds, so that a busy server can
@@ -250,7 +250,7 @@ class _Late(Exception):
     """No answer in time."""
 
 
-class Cached(_Around):
+class Cached(Around):
     """Scores each text once and caches the score. `hits` counts the answers from the cache.
 
     With `file`, scores are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
@@ -261,6 +261,8 @@ class Cached(_Around):
     def __init__(self, oracle: TextOracle, file: str | Path | None = None, at_most: int = 0):
         super().__init__(oracle)
         self.hits, self.at_most = 0, at_most
+        if hasattr(oracle, "arrived"):  # parts of a batch are stored as they come
+            oracle.arrived = lambda texts, scores: self._keep(dict(zip(texts, scores, strict=True)))
         self.known: dict[str, float] = {}
         self.file: Path | None = None
         if file is not None:
@@ -272,12 +274,18 @@ class Cached(_Around):
         width = self.at_most or len(new) or 1
         for part in (new[i : i + width] for i in range(0, len(new), width)):
             scores = dict(zip(part, self.oracle.raw(part), strict=True))
-            good = {t: v for t, v in scores.items() if abs(v) <= LARGEST}  # stored before a bad score raises
-            self.known |= good
-            self._append(good)
-            if len(good) < len(part):  # the caller raises: the remaining parts are not scored
+            good = self._keep(scores)  # stored before a bad score raises
+            if good < len(part):  # the caller raises: the remaining parts are not scored
                 return [self.known.get(t, scores.get(t, math.nan)) for t in texts]
         return [self.known[t] for t in texts]
+
+    def _keep(self, scores: dict[str, float]) -> int:
+        """Store scores, each once; how many of them are scores."""
+        good = {t: v for t, v in scores.items() if abs(v) <= LARGEST}
+        news = {t: v for t, v in good.items() if t not in self.known}
+        self.known |= news
+        self._append(news)
+        return len(good)
 
     def keep_in(self, file: str | Path) -> None:
         """Use this file from now on: its scores are read, and scores that it lacks are appended."""

@@ -23,6 +23,7 @@ class Source(nn.Module):
     """`scored`: its trajectories carry their scores already, so the oracle is not asked."""
 
     scored = False
+    asks = False  # scored by the oracle all the same, so that its calls count
     static = True  # its batches have one shape and are made without the host, so that an iteration can be recorded
     trace: Trace | None = None  # where walks are traced for a gradient without autograd
 
@@ -147,7 +148,7 @@ class Mixed(Source):
     def __init__(self, source: Source, buffer: Buffer, replay: int):
         super().__init__()
         self.source, self.buffer, self.replay = source, buffer, replay
-        self.scored, self.static = source.scored, source.static
+        self.scored, self.asks, self.static = source.scored, source.asks, source.static
 
     def act(self, step):
         return self.source.act(step)

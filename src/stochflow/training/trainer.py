@@ -126,6 +126,8 @@ class Trainer:
     def score(self, traj: Trajectories) -> Trajectories:
         """The same with the oracle's scores, counted."""
         if self.source.scored:
+            if self.source.asks:
+                self._count(traj)
             return traj
         states = traj.states[-1]
         if self.group is None or getattr(self.task.oracle, "on_device", False):

@@ -1,0 +1,250 @@
+"""A slow oracle asked by several workers at once: processes of this machine, or a Ray cluster.
+
+A batch is split into parts, and the scores come back in the order of the texts, so that the result is that of one worker, bit for bit.
+Each part is handed on as it arrives (`arrived`), so that what is paid for is kept even where a later part fails. A part whose worker
+died is asked again of another one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from stochflow.errors import UserError
+from stochflow.scores.cluster import start_ray, stop_ray
+from stochflow.scores.oracles import Around, TextOracle
+
+Make = Callable[[], TextOracle]
+DEATHS = 3  # workers that one part may cost before it is the part that is blamed
+PARTS = 4  # for each worker and batch: a slow part at the end keeps the others waiting no longer than a quarter
+
+
+def workers_of(word: str) -> tuple[int, bool]:
+    """`4` -> (4, on this machine), `ray:4` -> (4, on Ray), `ray` -> (one per core, on Ray); an empty word: (0, False)."""
+    kind, _, count = word.partition(":")
+    ray = kind == "ray"
+    number = count if ray else kind
+    if not word or word == "0":
+        return 0, False
+    if (number and not number.isdecimal()) or (ray and word == "ray:") or (not ray and count):
+        raise UserError(f"--oracle-workers {word}: give a number of processes, ray, or ray:N")
+    found = int(number) if number else multiprocessing.cpu_count()
+    if found < 1:
+        raise UserError(f"--oracle-workers {word}: give at least one worker")
+    return found, ray
+
+
+class Remote(Around):
+    """`oracle`, asked by `workers` at once: a number of processes, or "ray:N" (a cluster of RAY_ADDRESS, else one here).
+
+    `make` builds the oracle in each worker; without it the oracle itself is sent there, and must be picklable, as functions at module
+    level are. `smallest` is the fewest texts worth a part of their own.
+    """
+
+    def __init__(self, oracle: TextOracle, workers: int | str = 2, make: Make | None = None, smallest: int = 1):
+        super().__init__(oracle)
+        self.workers, on_ray = workers_of(str(workers))
+        if self.workers < 1:
+            raise UserError(f"Remote(workers={workers!r}): give at least one worker")
+        self.smallest, self.asked = smallest, 0
+        self.arrived: Callable[[list[str], list[float]], None] | None = None
+        payload = pickled(oracle if make is None else make, make is not None)
+        self.pool: Pool = RayPool(self.workers, payload) if on_ray else Processes(self.workers, payload)
+
+    @property
+    def calls(self) -> int:  # type: ignore[override]
+        return self.asked
+
+    def warm(self) -> None:
+        """Start the workers now, so that starting them is not taken for the oracle's time."""
+        self.pool.start()
+
+    def close(self) -> None:
+        self.pool.stop()
+
+    def cancel(self) -> None:
+        self.pool.stop()
+
+    def raw(self, texts: list[str]) -> list[float]:
+        if not texts:
+            return []
+        width = max(self.smallest, -(-len(texts) // (PARTS * self.workers)))
+        parts = [texts[i : i + width] for i in range(0, len(texts), width)]
+        found: dict[int, list[float]] = {}
+        failure: tuple[int, UserError] | None = None
+        for place, scores, error in self.pool.ask(parts):
+            if error is not None:  # the first in the order of the texts is the one to tell, as one worker would
+                failure = min(failure or (place, error), (place, error), key=lambda pair: pair[0])
+                continue
+            found[place] = scores
+            self.asked += len(scores)
+            if self.arrived is not None:
+                self.arrived(parts[place], scores)
+        if failure is not None:
+            raise failure[1]
+        return [score for place in range(len(parts)) for score in found[place]]
+
+
+Answer = tuple[int, list[float], UserError | None]  # the part's number, its scores, or why there are none
+
+
+class Pool(ABC):
+    """Workers that each hold the oracle."""
+
+    def __init__(self, workers: int, payload: bytes):
+        self.workers, self.payload = workers, payload
+
+    @abstractmethod
+    def start(self) -> None:
+        """Have the workers ready."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let them go; the next question starts them again."""
+
+    @abstractmethod
+    def ask(self, parts: list[list[str]]) -> Iterator[Answer]:
+        """Each part's answer, as it arrives."""
+
+
+class Processes(Pool):
+    """Worker processes; where one dies all are started again, and unanswered parts are asked again."""
+
+    def __init__(self, workers: int, payload: bytes):
+        super().__init__(workers, payload)
+        self._pool: futures.ProcessPoolExecutor | None = None
+
+    def start(self) -> None:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+            self._pool = futures.ProcessPoolExecutor(self.workers, context, _hold, (self.payload,))
+        for ready in [self._pool.submit(_ready) for _ in range(2 * self.workers)]:
+            ready.result()
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = None
+
+    def ask(self, parts):
+        waiting = dict(enumerate(parts))
+        deaths = 0
+        while waiting:
+            try:
+                if self._pool is None:
+                    self.start()
+                assert self._pool is not None
+                asked = {self._pool.submit(_score, part): place for place, part in waiting.items()}
+                for future in futures.as_completed(asked):
+                    scores, error = future.result()
+                    place = asked[future]
+                    del waiting[place]
+                    yield place, scores, error
+            except BrokenProcessPool as error:
+                self.stop()
+                deaths += 1
+                if deaths > DEATHS:
+                    place, part = next(iter(waiting.items()))
+                    raise UserError(
+                        f"an oracle's worker process died {deaths} times, with {len(waiting)} parts unanswered (the first begins "
+                        f"with {part[0]!r}): it needs too much memory, or crashes; try fewer --oracle-workers"
+                    ) from error
+
+
+class RayPool(Pool):
+    """Ray tasks of one core each; Ray itself asks another worker where one dies."""
+
+    def __init__(self, workers: int, payload: bytes):
+        super().__init__(workers, payload)
+        self._ray: Any = None
+        self._score: Any = None
+        self._sent: Any = None
+
+    def start(self) -> None:
+        if self._ray is not None:
+            return
+        self._ray = start_ray(self.workers)
+        self._sent = self._ray.put((list(sys.path), self.payload))
+        self._score = self._ray.remote(num_cpus=1, max_retries=DEATHS)(_score_there)
+        self._ray.get([self._score.remote(self._sent, []) for _ in range(2 * self.workers)])
+
+    def stop(self) -> None:
+        if self._ray is not None:
+            stop_ray()
+        self._ray = None
+
+    def ask(self, parts):
+        self.start()
+        waiting = {self._score.remote(self._sent, part): place for place, part in enumerate(parts)}
+        while waiting:
+            done, _ = self._ray.wait(list(waiting), num_returns=1)
+            for reference in done:
+                place = waiting.pop(reference)
+                try:
+                    scores, error = self._ray.get(reference)
+                except self._ray.exceptions.RayError as problem:
+                    said = str(problem).strip().splitlines()[-1]
+                    scores, error = (
+                        [],
+                        UserError(f"a Ray worker failed on the part beginning with {parts[place][0]!r}: {said}"),
+                    )
+                yield place, scores, error
+
+
+# inside a worker ------------------------------------------------------------------------------------------------
+
+_held: dict[bytes, TextOracle] = {}  # the oracle of this worker, by what it was made from
+
+
+def pickled(oracle_or_make: Any, is_make: bool) -> bytes:
+    """What a worker makes its oracle from."""
+    try:
+        return pickle.dumps((is_make, oracle_or_make))
+    except Exception as error:
+        raise UserError(
+            f"this oracle cannot be sent to other processes ({type(error).__name__}: {error}): "
+            "make it of functions and classes at module level, or name its task as module:function"
+        ) from error
+
+
+def _oracle(payload: bytes) -> TextOracle:
+    if payload not in _held:
+        import torch
+
+        torch.set_num_threads(1)  # the workers share the cores
+        is_make, made = pickle.loads(payload)
+        _held.clear()
+        _held[payload] = made() if is_make else made
+    return _held[payload]
+
+
+def _hold(payload: bytes) -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends training between two iterations, not an answer half way
+    _oracle(payload)
+
+
+def _ready() -> bool:
+    return bool(_held)
+
+
+def _score(texts: list[str]) -> tuple[list[float], UserError | None]:
+    oracle = next(iter(_held.values()))
+    try:
+        return oracle.raw(texts), None
+    except UserError as error:
+        return [], error
+
+
+def _score_there(sent: tuple[list[str], bytes], texts: list[str]) -> tuple[list[float], UserError | None]:
+    path, payload = sent
+    sys.path.extend(p for p in path if p not in sys.path)
+    _oracle(payload)
+    return _score(texts)

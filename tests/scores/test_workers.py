@@ -1,0 +1,112 @@
+"""Several workers answer as one does: the same scores in the same order, whatever dies in between, each kept as it comes."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stochflow.errors import UserError
+from stochflow.runs.experiment import open_run, train
+from stochflow.scores.oracles import Cached
+from stochflow.scores.workers import Remote, workers_of
+
+sys.path.insert(0, str(Path(__file__).parent))  # workers import it by name
+oracles = importlib.import_module("remote_oracles")
+TEXTS = ["".join(t) for t in itertools.product("ACGT", repeat=6)][:: 4096 // 97]
+
+
+@pytest.fixture
+def closing():
+    made: list[Remote] = []
+    yield lambda oracle, workers: made.append(Remote(oracles.oracle(oracle), workers)) or made[-1]
+    for remote in made:
+        remote.close()
+
+
+@pytest.mark.parametrize(
+    ("word", "means"), [("", (0, False)), ("0", (0, False)), ("3", (3, False)), ("ray:2", (2, True))]
+)
+def test_the_word_names_workers_and_place(word, means):
+    assert workers_of(word) == means
+    assert workers_of("ray")[1]
+
+
+@pytest.mark.parametrize("word", ["many", "ray:", "ray:x", "-1", "ray:0", "3:4", "1.5"])
+def test_a_word_that_means_nothing_is_refused(word):
+    with pytest.raises(UserError, match="--oracle-workers"):
+        workers_of(word)
+
+
+@pytest.mark.slow
+def test_two_processes_answer_as_one_and_survive_one_that_dies(closing, tmp_path):
+    local = oracles.oracle(oracles.plain).raw(TEXTS)
+    note = tmp_path / "died"
+    kept = tmp_path / "oracle.jsonl"
+    remote = closing(oracles.DiesOnce(TEXTS[40], str(note)), 2)
+    cached = Cached(remote, kept)
+    assert cached.raw(TEXTS) == local  # bit for bit, in the order of the texts
+    assert note.exists(), "no worker died, so nothing was shown"
+    assert int(note.read_text()) != os.getpid()
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert {r["text"]: r["score"] for r in lines} == dict(zip(TEXTS, local, strict=True))
+    assert len(lines) == len(TEXTS), "each answer is written once"
+    assert cached.raw(TEXTS[::-1]) == local[::-1]
+    assert remote.asked == len(TEXTS), "nothing is asked twice"
+
+
+@pytest.mark.slow
+def test_what_was_answered_is_kept_when_a_part_fails(closing, tmp_path):
+    kept = tmp_path / "oracle.jsonl"
+    cached = Cached(closing(oracles.Fails(TEXTS[0]), 2), kept)
+    with pytest.raises(UserError, match="no licence for AAAAAA"):
+        cached.raw(TEXTS)
+    answered = {json.loads(line)["text"] for line in kept.read_text().splitlines()}
+    assert len(TEXTS) // 2 < len(answered) < len(TEXTS)
+    always = closing(oracles.DiesAlways(), 1)
+    with pytest.raises(UserError, match="worker process died 4 times"):
+        always.raw(TEXTS[:2])
+
+
+def test_an_oracle_that_cannot_travel_is_refused_in_words():
+    with pytest.raises(UserError, match="module level, or name its task as module:function"):
+        Remote(oracles.task().oracle, 2)
+
+
+@pytest.mark.slow
+def test_a_run_with_workers_and_a_lag_learns_and_goes_on_exactly(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    settings = {"batch": 8, "steps": 12, "hidden": 8, "save_every": 6, "eval_every": 6, "log_every": 6}
+    one = train("remote_oracles:task", out=tmp_path / "one", **settings)
+    two = train("remote_oracles:task", out=tmp_path / "two", oracle_workers="2", **settings)
+    assert [r["score"] for r in two.sample(20)] == [r["score"] for r in one.sample(20)]
+    assert two.summary["tv"] == one.summary["tv"], "the same run, bit for bit"
+    assert open_run(tmp_path / "two", "remote_oracles:task").trainer.steps_done == 12
+
+
+@pytest.mark.slow
+@pytest.mark.extra
+def test_ray_answers_as_one_process_does_and_survives_a_worker_that_dies(closing, tmp_path):
+    pytest.importorskip("ray")
+    local = oracles.oracle(oracles.plain).raw(TEXTS)
+    note = tmp_path / "died"
+    kept = tmp_path / "oracle.jsonl"
+    remote = closing(oracles.DiesOnce(TEXTS[40], str(note)), "ray:2")
+    assert Cached(remote, kept).raw(TEXTS) == local
+    assert note.exists(), "no worker died, so nothing was shown"
+    assert len(kept.read_text().splitlines()) == len(TEXTS)
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    remote.close()
+    slow = Remote(oracles.oracle(oracles.slow), "ray:2")
+    slow.warm()
+    begun = time.perf_counter()
+    assert slow.raw(TEXTS[:40]) == local[:40]
+    took = time.perf_counter() - begun
+    slow.close()
+    assert took < 40 * 0.05 / 1.5, f"two workers took {took:.2f} s for 2 s of oracle time"
