@@ -63,6 +63,7 @@ def make(cls, ragged=False, **more):
     args = {
         "max_len": 3,
         "min_len": 1 if ragged else None,
+        "gen_net": "mlp",
         "gen_num_hidden": 16,
         "seed": 4,
         "gamma": 0.25,
@@ -237,7 +238,12 @@ def test_neighbours_differ_by_the_stated_term(ragged):
     full = {"bulk_trajs": [(s, s, r) for s, r in (("ACA", 0.3), ("ACC", 0.4), ("ACG", 0.5), ("ACT", 1.5))]}
     if ragged:
         full["bulk_trajs"] += [("AC", "GC", 0.7), ("T", "A", 0.9)]
-    found = {cls: make(cls, ragged).get_loss(full) for cls in CLASSES}
+
+    def published(cls, **more):  # with a head in all of them, so that all begin with the same weights
+        form = {} if cls is DeterministicDBGFlowNetGenerator else {"gen_form": "published"}
+        return make(cls, ragged, **form, **more)
+
+    found = {cls: published(cls).get_loss(full) for cls in CLASSES}
     sdb, info = found[StochasticDBGFlowNetGenerator]
     _, det_info = found[DeterministicDBGFlowNetGenerator]
     mask = info["mask"].T
@@ -252,12 +258,12 @@ def test_neighbours_differ_by_the_stated_term(ragged):
     assert info3["r_gamma"].item() == pytest.approx(
         np.mean(
             [
-                make(StochasticKL2GFlowNetGenerator, ragged, gamma=g).get_loss(full)[1]["r_gamma"].item()
+                published(StochasticKL2GFlowNetGenerator, gamma=g).get_loss(full)[1]["r_gamma"].item()
                 for g in (0.25, 0.5, 0.75)
             ]
         )
     )
-    plain = make(StochasticKL2GFlowNetGenerator, ragged, gamma=1.0).get_loss(full)[0]
+    plain = published(StochasticKL2GFlowNetGenerator, gamma=1.0).get_loss(full)[0]
     assert (plain - sdb).item() == pytest.approx(added.item(), rel=1e-5)  # gamma = 1 is the plain KL
     tb, kl1 = found[TrajectoryBalanceGFlowNetGenerator][0], found[StochasticKLGFlowNetGenerator][0]
     per_string = (found[TrajectoryBalanceGFlowNetGenerator][1]["ll_diff"] * mask).sum(0)
@@ -358,7 +364,7 @@ def test_kl_term_counts_only_states_whose_children_are_all_known():
 def test_what_the_log_never_showed_is_impossible_until_it_does():
     """Without noise P is the identity at once, the backward law has nothing to choose, and SDB is deterministic DB."""
     quiet = {"bulk_trajs": [("ACG", "ACG", 0.5), ("TTG", "TTG", 2.0)]}
-    gen, det = make(StochasticDBGFlowNetGenerator), make(DeterministicDBGFlowNetGenerator)
+    gen, det = make(StochasticDBGFlowNetGenerator, gen_form="published"), make(DeterministicDBGFlowNetGenerator)
     (loss, info), (plain, _) = gen.get_loss(quiet), det.get_loss(quiet)
     assert info["forward_model_logits"].abs().max().item() == 0
     assert loss.item() == plain.item()
@@ -372,27 +378,30 @@ def test_what_the_log_never_showed_is_impossible_until_it_does():
 def test_a_string_measured_twice_has_the_geometric_mean():
     gen = make(StochasticDBGFlowNetGenerator)
     traj = trajectories(gen.env, DNA, [("ACG", "ACG", 0.5), ("ACG", "ACG", 2.0), ("TTT", "TTT", 0.0)])
-    book = LogBook(1e-3)
-    book.add(traj)
+    book = LogBook(gen.env, 1e-3)
+    book.add(traj.states[-1], traj.score)
     assert book(gen.env.encode(["ACG", "TTT", "AAA"])).tolist() == pytest.approx([1.0, 1e-3, math.nan], nan_ok=True)
-    copy = LogBook(1e-3)
-    copy.load_state_dict(book.state_dict(3))
+    assert book.known == pytest.approx({"ACG": 1.0, "TTT": 1e-3})
+    copy = LogBook(gen.env, 1e-3)
+    copy.load_state_dict(book.state_dict())
     assert copy.known == book.known
 
 
 # args, tokenizer, log -------------------------------------------------------------------------------------------------
 
 
-def test_a_namespace_does_as_well_and_unknown_names_are_told_once(caplog):
-    given = argparse.Namespace(gen_learning_rate=0.01, max_len=3, gamma=0.75, gen_output_coef=10, wandb="off")
+def test_a_namespace_does_as_well_and_what_no_generator_uses_is_refused():
+    given = argparse.Namespace(gen_learning_rate=0.01, max_len=3, gamma=0.75, gen_output_coef=1)
     gen = StochasticKL2GFlowNetGenerator(given, DNA)
     assert gen.args == GeneratorArgs(gen_learning_rate=0.01, max_len=3, gamma=0.75)
-    assert [r.getMessage() for r in caplog.records] == [
-        "these settings are not used by any generator and are ignored: gen_output_coef, wandb"
-    ]
     assert gen.trainer.policy_flat.lr == pytest.approx(0.01)
     assert GeneratorArgs.of(None) == GeneratorArgs()
     assert GeneratorArgs.of({"gammas": [0.5, 1.0]}).gammas == (0.5, 1.0)
+    for name, value in (("wandb", "off"), ("gen_output_coef", 10), ("gen_do_explicit_Z", 1)):
+        with pytest.raises(UserError, match=name):
+            GeneratorArgs.of({name: value})
+    with pytest.raises(UserError, match=r"did you mean .gen_num_hidden"):
+        GeneratorArgs.of({"gen_num_hiden": 64})
 
 
 @pytest.mark.parametrize(
@@ -405,6 +414,9 @@ def test_a_namespace_does_as_well_and_unknown_names_are_told_once(caplog):
         ({"min_len": 9}, "min_len"),
         ({"reward_exp_min": 0.0}, "reward_exp_min"),
         ({"gen_clip": float("nan")}, "gen_clip"),
+        ({"gen_net": "rnn"}, "gen_net"),
+        ({"gen_form": "joined"}, "gen_form"),
+        ({"thought_state": True, "context_width": 2}, "context_width"),
         ({"vocab_size": 5}, "vocab_size"),
         ({"device": "cuda:99"}, "CUDA|device"),
     ],
@@ -543,7 +555,7 @@ def worker(**more):
         calls.append(len(strings))
         return [s.count("A") / 3 for s in strings]
 
-    return RolloutWorker(GeneratorArgs(max_len=3, gen_num_hidden=16, **more), oracle, DNA), calls
+    return RolloutWorker(GeneratorArgs(max_len=3, **{"random_action_prob": 0.001, **more}), oracle, DNA), calls
 
 
 def test_l2r_is_the_documents_table_and_the_engines_power():

@@ -118,7 +118,7 @@ def trained(task: Task, form: Form, source, dynamics, steps: int) -> tuple[Train
         task.env, Lookup(32, 1) if task.env.tree else MLP(32, 1), seeds=[0, 1, 2], back_action=form.back_action
     )
     trainer = Trainer(
-        task, policy, dynamics, DetailedBalance(form), source(policy), lr=1e-2, dynamics_lr=5e-3, engine="eager"
+        task, policy, dynamics, DetailedBalance(form), source(policy), lr=1e-2, noise=NoiseTraining(lr=5e-3)
     )
     trainer.train(steps)
     return trainer, policy

@@ -5,24 +5,30 @@ Which name of which document lives where, and what was put right, is in docs/sou
 """
 
 from stochflow.generators.args import GeneratorArgs, Tokenizer
+from stochflow.generators.base import GeneratorBase
 from stochflow.generators.dynamics import LogDynamics
 from stochflow.generators.log import LogBook, ReplayBuffer, trajectories
+from stochflow.generators.mlp import MLP
 from stochflow.generators.models import (
     DeterministicDBGFlowNetGenerator,
-    GFlowNetGenerator,
     StochasticDBGFlowNetGenerator,
     StochasticKL2GFlowNetGenerator,
     StochasticKL3GFlowNetGenerator,
     StochasticKLGFlowNetGenerator,
     TrajectoryBalanceGFlowNetGenerator,
 )
+from stochflow.generators.space import one_hot_contexts
 from stochflow.generators.worker import RolloutWorker
 from stochflow.law.modes import calculate_num_modes
 
+GFlowNetGenerator = GeneratorBase  # an earlier name
+
 __all__ = [
+    "MLP",
     "DeterministicDBGFlowNetGenerator",
     "GFlowNetGenerator",
     "GeneratorArgs",
+    "GeneratorBase",
     "LogBook",
     "LogDynamics",
     "ReplayBuffer",
@@ -34,5 +40,6 @@ __all__ = [
     "Tokenizer",
     "TrajectoryBalanceGFlowNetGenerator",
     "calculate_num_modes",
+    "one_hot_contexts",
     "trajectories",
 ]

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, did_you_mean
 from stochflow.learn.entropy import check_gamma
 
-log = logging.getLogger("stochflow")
+CHOICES = {
+    "gen_net": ("auto", "mlp", "lookup", "transformer", "gru", "lstm"),
+    "gen_form": ("joint", "marginal", "head", "published"),
+    "gen_positions": ("learned", "sinusoidal"),
+    "engine": ("auto", "eager", "numba", "cuda"),
+    "dynamics_model": ("neural", "tabular", "thought"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,13 +35,29 @@ class GeneratorArgs:
     device: str = "cpu"
     seed: int = 0
 
-    gen_learning_rate: float = 2e-3
+    gen_net: str = (
+        "auto"  # the policy's trunk: mlp, lookup, transformer, gru, lstm; auto: lookup for short strings, else mlp
+    )
+    gen_form: str = (
+        "joint"  # joint (the exact posterior of the thought), marginal (equal to it), head, published (unsound)
+    )
+    engine: str = "auto"  # how an iteration is computed: auto, eager, numba, cuda
+    gen_learning_rate: float = 5e-3
     gen_clip: float = 10.0  # largest gradient norm
-    gen_num_hidden: int = 128
+    gen_num_hidden: int = 64
     gen_num_layers: int = 2
+    gen_num_heads: int = 4  # attention heads of a transformer; they share gen_num_hidden
+    gen_positions: str = "learned"  # position encodings of a transformer: learned or sinusoidal
+    context_width: int = 0  # numbers that describe the condition of each string; 0: there is none
     gen_partition_init: float = 0.0  # log Z at the start
+    gen_output_coef: float = (
+        1.0  # what logits are multiplied by; anything but 1 would train one policy and draw from another
+    )
+    gen_do_explicit_Z: bool = False
     reward_exp_min: float = 1e-3  # rewards below this count as this, because their logarithm is taken
 
+    dynamics_model: str = "neural"  # of the noise: neural, tabular (counts), thought (reads all earlier thoughts)
+    thought_state: bool = False  # policy, flow and backward law read all thoughts, too (short strings of fixed length)
     dynamics_lr: float = 2e-3
     dynamics_clip: float = 10.0
     dynamics_num_hidden: int = 64
@@ -52,8 +74,8 @@ class GeneratorArgs:
 
     # RolloutWorker
     stick: float = 0.25  # probability that the world ignores the intended letter
-    gen_episodes_per_step: int = 16
-    random_action_prob: float = 0.001
+    gen_episodes_per_step: int = 1024
+    random_action_prob: float = 0.01
     temperature: float = 1.0  # what is drawn from is pi^(1/temperature); 1 is the policy itself
     entropy_exploration: bool = False  # temper by the entropy ratio, too: flatter where states differ in entropy
     reward_exp: float = 3.0
@@ -61,7 +83,7 @@ class GeneratorArgs:
 
     def __post_init__(self) -> None:
         whole = "max_len gen_num_hidden gen_num_layers dynamics_num_hidden dynamics_off_pol_rounds dynamics_sample_size"
-        for name in [*whole.split(), "dynamics_buffer_size", "gen_episodes_per_step"]:
+        for name in [*whole.split(), "gen_num_heads", "dynamics_buffer_size", "gen_episodes_per_step"]:
             self._need(
                 name, isinstance(getattr(self, name), int) and getattr(self, name) >= 1, "a whole number of at least 1"
             )
@@ -74,8 +96,20 @@ class GeneratorArgs:
             )
         for name in ("stick", "random_action_prob"):
             self._need(name, 0 <= getattr(self, name) <= 1, "a probability between 0 and 1")
-        for name in ("kl_weight", "exp_ramping_factor"):
+        for name in ("kl_weight", "exp_ramping_factor", "context_width"):
             self._need(name, getattr(self, name) >= 0, "0 or more")
+        for name, words in CHOICES.items():
+            self._need(name, getattr(self, name) in words, f"one of {', '.join(words)}")
+        self._need(
+            "gen_output_coef",
+            self.gen_output_coef == 1,
+            "1: with another one pi is trained and a power of it drawn from",
+        )
+        self._need(
+            "gen_do_explicit_Z",
+            not self.gen_do_explicit_Z,
+            "False: the generators of trajectory balance learn log Z, and the others have no use for it",
+        )
         self._need("entropy_average", 0 <= self.entropy_average < 1, "at least 0 and below 1")
         self._need(
             "min_len",
@@ -91,15 +125,18 @@ class GeneratorArgs:
 
     @staticmethod
     def of(given: GeneratorArgs | argparse.Namespace | Mapping[str, Any] | None) -> GeneratorArgs:
-        """From a Namespace or mapping: missing names take their defaults, unknown ones are ignored with one warning."""
+        """From a Namespace or mapping: missing names take their defaults, unknown ones are refused."""
         if isinstance(given, GeneratorArgs):
             return given
         found = {} if given is None else dict(given) if isinstance(given, Mapping) else dict(vars(given))
-        names = {f.name for f in dataclasses.fields(GeneratorArgs)}
-        foreign = sorted(set(found) - names)
+        names = [f.name for f in dataclasses.fields(GeneratorArgs)]
+        foreign = sorted(set(found) - set(names))
         if foreign:
-            log.warning("these settings are not used by any generator and are ignored: %s", ", ".join(foreign))
-        known = {k: v for k, v in found.items() if k in names}
+            hint = did_you_mean(foreign[0], names)
+            raise UserError(
+                f"no generator uses {', '.join(foreign)}{hint}: leave out what is not a field of GeneratorArgs"
+            )
+        known = dict(found)
         if "gammas" in known:
             known["gammas"] = tuple(known["gammas"])
         if "device" in known:
@@ -118,6 +155,9 @@ class Tokenizer:
         self.alphabet = alphabet
         self.pad = len(alphabet)
         self._code = {letter: i for i, letter in enumerate(alphabet)}
+        self._token = np.full(max(map(ord, alphabet)) + 1, -1, dtype=np.int64)  # by code point; 0 is padding
+        self._token[[ord(letter) for letter in alphabet]] = range(len(alphabet))
+        self._token[0] = self.pad
 
     def __len__(self) -> int:
         return len(self.alphabet)
@@ -147,14 +187,34 @@ class Tokenizer:
 
     def process(self, sequences: Sequence[str | Sequence[int]]) -> Tensor:
         """[B, longest] int64, padded at the end with `pad`."""
+        quick = self._by_code_points(sequences)
+        if quick is not None:
+            return quick
         rows = [self.encode(s, f"sequence {i}") for i, s in enumerate(sequences)]
         longest = max(map(len, rows), default=0)
         return torch.tensor([r + [self.pad] * (longest - len(r)) for r in rows], dtype=torch.long).reshape(
             len(rows), longest
         )
 
+    def _by_code_points(self, sequences: Sequence[Any]) -> Tensor | None:
+        """The same for texts alone, all at once; None: something needs a closer look."""
+        if not len(sequences) or not all(type(s) is str for s in sequences):
+            return None
+        texts = np.array(sequences)  # shorter ones are padded with code point 0
+        points = texts.view(np.uint32).reshape(len(texts), -1)
+        if not points.size or points.max() >= len(self._token):
+            return None
+        found = self._token[points]
+        padded = points == 0
+        return None if (found < 0).any() or (padded[:, :-1] & ~padded[:, 1:]).any() else torch.from_numpy(found)
+
     def decode(self, tokens: Tensor | Sequence[Sequence[int]]) -> list[str]:
         """Texts of rows of tokens; padding is left out."""
+        if isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.shape[1]:
+            letters = np.array([*self.alphabet, ""])[tokens.cpu().numpy()]  # [B, L] of one letter each
+            ends_only = bool(((tokens == self.pad)[:, :-1] <= (tokens == self.pad)[:, 1:]).all())
+            if ends_only:
+                return np.ascontiguousarray(letters).view(f"U{tokens.shape[1]}").ravel().tolist()
         rows = tokens.tolist() if isinstance(tokens, Tensor) else tokens
-        letters = [*self.alphabet, ""]
-        return ["".join(letters[t] for t in row) for row in rows]
+        every = [*self.alphabet, ""]
+        return ["".join(every[t] for t in row) for row in rows]

@@ -308,7 +308,11 @@ def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
     steps, seeds, batch, moves = mask.shape
     move = torch.arange(moves, device=mask.device).expand(mask.shape)
     child = env.step(here.unsqueeze(-2).expand(*mask.shape, here.shape[-1]), move)  # [T, S, B, M, D]
-    flat = child.movedim(1, 0).reshape(seeds, -1, child.shape[-1])
+    legal = env.real_moves(mask)
+    complete = legal & env.complete(child)
+    # a complete child's flow is its reward: the network is asked about its parent instead, which it knows already
+    asked = torch.where(complete.unsqueeze(-1), here.unsqueeze(-2), child)
+    flat = asked.movedim(1, 0).reshape(seeds, -1, child.shape[-1])
     steady = world.policy if world.steady is None else world.steady
     with torch.no_grad():  # children are targets: an F and a P_B trained on one another drift together
         out = steady(flat)
@@ -316,9 +320,7 @@ def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
     def back(x: Tensor) -> Tensor:
         return x.view(seeds, steps, batch, moves, *x.shape[2:]).movedim(0, 1)
 
-    legal = env.real_moves(mask)
     flow = back(out.log_flow)
-    complete = legal & env.complete(child)
     usable = t.alive
     reward = world.ask(child, complete & t.alive.unsqueeze(-1))
     if reward is None:

@@ -43,15 +43,19 @@ class MLPEncoder:
 class _MLPEncoder(Encoder):
     def __init__(self, env: Env, spec: MLPEncoder, gens: Generators):
         super().__init__()
-        assert env.contexts is not None
-        self.table: Tensor
-        self.register_buffer("table", env.contexts.flatten(1).float(), persistent=False)
+        self._kept: tuple[Tensor, Tensor] | None = None
+        self.env = env  # its table is read at each call: contexts may change without another network
         self.width = spec.hidden
-        sizes = [self.table.shape[1]] + [spec.hidden] * spec.layers
+        assert env.contexts is not None
+        sizes = [env.contexts[0].numel()] + [spec.hidden] * spec.layers
         self.layers = nn.ModuleList(Linear(a, b, gens, gain=math.sqrt(2.0)) for a, b in pairwise(sizes))
 
     def forward(self, row):
-        x = self.table[row]
+        given = self.env.contexts
+        assert given is not None
+        if self._kept is None or self._kept[0] is not given or self._kept[1].device != row.device:
+            self._kept = given, given.flatten(1).float().to(row.device)  # moved once per table
+        x = self._kept[1][row]
         for layer in self.layers:
             x = relu(layer(x))
         return x

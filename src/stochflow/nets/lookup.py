@@ -14,6 +14,8 @@ from stochflow.nets.layers import Embedding, Generators, Trunk
 from stochflow.nets.mlp import MLPTrunk
 from stochflow.worlds.env import Enumerable, Env, numbers
 
+MOST_ROWS = 1 << 22  # states that a table may have to list
+
 
 @dataclass(frozen=True)
 class Lookup:
@@ -38,6 +40,12 @@ class LookupTrunk(Trunk):
         if not isinstance(env, Enumerable):
             raise UserError("the lookup trunk needs an environment that can be enumerated: use --net mlp here")
         self.env, self.numbered = env, numbers(env)
+        if env.count() > MOST_ROWS:
+            other = "transformer" if hasattr(env, "thoughts") else "mlp"
+            size = env.count() * spec.width * len(gens) * 20 / 2**30  # weight, gradient, two moments, average
+            raise UserError(
+                f"a look-up table of all {env.count():,} states of {env!r} would take {size:,.0f} GB in training: use --net {other} here"
+            )
         self.mlp = MLPTrunk(env, spec.hidden, spec.layers, gens, context)
         self.table = Embedding(interior(env), spec.width, gens, std=1.0 / math.sqrt(spec.width))
         self.width = spec.hidden + spec.width

@@ -73,9 +73,11 @@ class Policy(nn.Module):
         """Begin from an estimate [S]: a log Z that is far off distorts the policy until it has converged."""
         self.log_z_unit.copy_(torch.where(estimate.isfinite(), estimate / self.LOG_Z_SCALE, 0).unsqueeze(1))
 
-    def forward(self, state: Tensor, context: Tensor | None = None) -> PolicyOut:
-        """Logits and log-flows [S, N, ...] of any states [S, N, D]."""
+    def forward(self, state: Tensor, context: Tensor | None = None, repeats: bool = False) -> PolicyOut:
+        """Logits and log-flows [S, N, ...] of any states [S, N, D]; `repeats`: many of them are the same."""
         context = self.context(state) if context is None else context
+        if repeats and self._repeats(state):
+            return self._parts(self._distinct(state.unsqueeze(0)), self.log_z(context))
         return self._parts(self.head(self.trunk(state, context)), self.log_z(context))
 
     def along(self, traj: Trajectories, context: Tensor | None = None, flows: bool = True) -> PolicyOut:

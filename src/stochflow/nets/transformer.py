@@ -8,7 +8,7 @@ Shapes as in `types`, with P = L + 1 positions. Padding follows the letters, so 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,12 @@ ROWS = 1 << 15  # sequences in one attention call: GPU kernels refuse a batch of
 
 @dataclass(frozen=True)
 class Transformer:
-    """`layers` pre-norm blocks with learned position embeddings; a context is added to BOS."""
+    """`layers` pre-norm blocks; a context is added to BOS. Of states that hold thoughts it reads the thoughts."""
 
     width: int = 64
     heads: int = 4
     layers: int = 2
+    positions: Literal["learned", "sinusoidal"] = "learned"
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "layers"):
@@ -41,8 +42,42 @@ class Transformer:
                 f"a width of {self.width} cannot be shared by {self.heads} heads: give a multiple of {self.heads}"
             )
 
+        if self.positions not in ("learned", "sinusoidal"):
+            raise UserError(f"positions are learned or sinusoidal, not {self.positions!r}")
+
     def build(self, env: Env, gens: Generators, context: int) -> Trunk:
-        return _TransformerTrunk(env, self, gens, context)
+        from stochflow.nets.thoughtful import ThoughtTrunk, holds_thoughts
+
+        return (ThoughtTrunk if holds_thoughts(env) else _TransformerTrunk)(env, self, gens, context)
+
+
+class Places(nn.Module):
+    """Position encodings [S, 1, P, width] by the waves of different lengths that need no training."""
+
+    def __init__(self, count: int, width: int, seeds: int):
+        super().__init__()
+        rate = 10_000.0 ** (-torch.arange(0, width, 2) / width)
+        angle = torch.arange(count).unsqueeze(1) * rate
+        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width]
+        self.weight: Tensor
+        self.register_buffer("weight", waves.expand(seeds, -1, -1).clone(), persistent=False)
+
+    def forward(self) -> Tensor:
+        return self.weight.unsqueeze(1)
+
+
+class LearnedPlaces(Embedding):
+    """Position encodings [S, 1, P, width] that are learned."""
+
+    def forward(self) -> Tensor:  # type: ignore[override]
+        return self.weight.unsqueeze(1)
+
+
+def positions(spec: Any, count: int, gens: Generators) -> Any:
+    """The encodings of `count` positions that `spec.positions` names."""
+    if spec.positions == "sinusoidal":
+        return Places(count, spec.width, len(gens))
+    return LearnedPlaces(count, spec.width, gens, std=0.5)
 
 
 class Norm(nn.Module):
@@ -128,7 +163,7 @@ class _TransformerTrunk(Trunk):
         self.tokens, self.length, self.fixed = strings.tokens, strings.length, env.stop is None
         self.width = spec.width
         self.embed = Embedding(self.tokens + 2, spec.width, gens, std=0.5)  # letters, padding, BOS
-        self.place = Embedding(self.length + 1, spec.width, gens, std=0.5)
+        self.place = positions(spec, self.length + 1, gens)
         self.context = Linear(context, spec.width, gens) if context else None
         self.stack = Stack(spec.width, spec.heads, spec.layers, gens)
 
@@ -224,13 +259,14 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return seen[0] if len(seen) == 1 else torch.cat(seen)
 
 
-def strings_of(env: Env) -> Any:
+def strings_of(env: Env, trunk: str = "transformer") -> Any:
     """The strings that an environment builds, with or without a condition: `tokens`, `length`, and `pad` = tokens."""
     inner: Any = env
     while not hasattr(inner, "tokens") and hasattr(inner, "inner"):
         inner = inner.inner
     if not all(hasattr(inner, name) for name in ("tokens", "length", "pad")):
-        raise UserError(f"the transformer trunk reads strings, and {env!r} builds none: use --net mlp here")
+        other = "transformer" if hasattr(inner, "thoughts") else "mlp"
+        raise UserError(f"the {trunk} trunk reads strings, and {env!r} builds none: use --net {other} here")
     return inner
 
 

@@ -177,7 +177,7 @@ class Trainer:
         """The loss of a batch [S] and, if noted, its statistics in the order of STATS from the fifth on."""
         needs = self.objective.needs | {"entropy"} if note else self.objective.needs
         terms = evaluate(self.task, self.policy, self.dynamics, batch, self.step, needs)
-        steady = self._following_policy if self.objective.bootstraps else None
+        steady = self._following_policy if self.objective.bootstraps else self._present_policy
         world = World(self.task, self.policy, self.dynamics, batch, self.step, self._ask, steady)
         loss, extra = self.objective.loss_and_stats(terms, world)
         if not note:
@@ -328,9 +328,13 @@ class Trainer:
         self._asked += where.sum() if self.group is None else self.group.sum(where.sum())
         return self.task.reward(self.task.oracle(states), states, self.step).float()
 
+    def _present_policy(self, state: Tensor) -> PolicyOut:
+        """The policy as it is, at states of which many are the same."""
+        return self.policy(state, repeats=True)
+
     def _following_policy(self, state: Tensor) -> PolicyOut:
         """The policy with slowly following weights, beside the one that learns."""
-        return functional_call(self.policy, self.policy_flat.followed(), (state,))
+        return functional_call(self.policy, self.policy_flat.followed(), (state,), {"repeats": True})
 
     @contextmanager
     def _averaged_dynamics(self) -> Iterator[None]:

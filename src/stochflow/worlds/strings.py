@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,6 +120,9 @@ class Strings(Enumerable):
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Texts to states [N, D]; a UserError names a foreign letter or a wrong length."""
+        quick = self._encode_at_once(texts)
+        if quick is not None:
+            return quick
         rows = []
         for i, text in enumerate(texts):
             if len(text) > self.length or (self.min_length is None and len(text) != self.length):
@@ -133,10 +137,25 @@ class Strings(Enumerable):
             rows.append([self._code[c] for c in text] + [self.pad] * (self.length - len(text)))
         return torch.tensor(rows, dtype=torch.long).reshape(len(texts), self.length)
 
+    def _encode_at_once(self, texts: Sequence[str]) -> Tensor | None:
+        """The same by code points, for texts of the full length; None: something needs a closer look."""
+        if not len(texts) or not all(type(text) is str and len(text) == self.length for text in texts):
+            return None
+        points = np.array(texts).view(np.uint32).reshape(len(texts), -1)
+        letters = np.array(list(self.alphabet)).view(np.uint32)
+        if points.shape[1] != self.length:
+            return None
+        order = letters.argsort()
+        place = np.searchsorted(letters[order], points).clip(max=len(letters) - 1)
+        return torch.from_numpy(order[place]) if (letters[order][place] == points).all() else None
+
     def decode(self, state: Tensor) -> list[str]:
         """The texts of states [..., D], as one flat list."""
-        letters = [*self.alphabet, ""]
-        return ["".join(letters[t] for t in row) for row in state.reshape(-1, self.length).tolist()]
+        tokens = state.reshape(-1, self.length)
+        if "\0" in self.alphabet:  # which numpy's strings do not keep
+            letters = [*self.alphabet, ""]
+            return ["".join(letters[t] for t in row) for row in tokens.tolist()]
+        return np.array([*self.alphabet, ""])[tokens.cpu().numpy()].view(f"U{self.length}").ravel().tolist()
 
     def __repr__(self) -> str:
         return f"Strings({self.alphabet!r}, {self.length}, min_length={self.min_length})"
