@@ -310,8 +310,8 @@ def flow_kl(t: Terms, world: World) -> tuple[Tensor, Tensor, Tensor]:
     child = env.step(here.unsqueeze(-2).expand(*mask.shape, here.shape[-1]), move)  # [T, S, B, M, D]
     legal = env.real_moves(mask)
     complete = legal & env.complete(child)
-    # a complete child's flow is its reward: the network is asked about its parent instead, which it knows already
-    asked = torch.where(complete.unsqueeze(-1), here.unsqueeze(-2), child)
+    # of a tree the network has nothing to say of a complete child: it is asked about the parent, which it reads anyway
+    asked = torch.where(complete.unsqueeze(-1), here.unsqueeze(-2), child) if env.tree else child
     flat = asked.movedim(1, 0).reshape(seeds, -1, child.shape[-1])
     steady = world.policy if world.steady is None else world.steady
     with torch.no_grad():  # children are targets: an F and a P_B trained on one another drift together
