@@ -285,8 +285,8 @@ class PathPolicy(Policy):
     def _mixed(self, law: Tensor, net: Tensor) -> Tensor:
         return law + self.share * net
 
-    def forward(self, state, context=None):
-        out = super().forward(state, context)
+    def forward(self, state, context=None, repeats=False):
+        out = super().forward(state, context, repeats)
         paths = self._law()[0]
         weight, chosen = self._start(state[..., 0]), state[..., 1:]
         size = (chosen < self.env.num_moves).sum(-1)
