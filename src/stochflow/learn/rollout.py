@@ -41,17 +41,13 @@ def rollout(
             else torch.zeros(seeds, batch, dtype=torch.long, device=device)
         )
     state = env.initial((seeds, batch), row)
-    steps = Steps(_turn, _free_turn, policy.begin, policy.advance) if steps is None else steps
+    steps = Steps(_turn, policy.begin, policy.advance) if steps is None else steps
     logits, cache = steps.begin(state, policy.context(state))
     memory = task.channel.begin(state)
     noise, own = _noise(env, logits), _coins(env, logits, explore)
-    if env.free:
-        return _free_rollout(task, steps, state, logits, cache, memory, (noise, own, temper))
     # How many steps are walked must not show in later random numbers, or one seed's trajectories would touch another's.
-    ahead = (
-        task.channel.exact and type(policy) is Policy and env.horizon * logits.numel() <= ALL_AT_ONCE
-    )  # all are drawn already
-    after = int(torch.randint(2**62, ())) if device.type == "cpu" and not ahead else None
+    drawn = task.channel.exact and type(policy) is Policy and env.horizon * logits.numel() <= ALL_AT_ONCE
+    after = int(torch.randint(2**62, ())) if device.type == "cpu" and not (drawn or env.free) else None
     stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
     states, actions, moves, alives = [state], list[Tensor](), list[Tensor](), list[Tensor]()
     for t in range(env.horizon):
@@ -79,7 +75,6 @@ class Steps(NamedTuple):
     """The parts of a rollout's step."""
 
     turn: Callable[..., Any]
-    free_turn: Callable[..., Any]
     begin: Callable[..., Any]
     advance: Callable[..., Any]
 
@@ -87,7 +82,7 @@ class Steps(NamedTuple):
 def compiled_steps(policy: Any) -> Steps:
     """By `torch.compile`, once or twice whatever the horizon; a transformer's `advance` stays as it is: its shapes grow from step to step."""
     advance = policy.advance if policy.trunk.grows else torch.compile(policy.advance)
-    return Steps(torch.compile(_turn, dynamic=False), torch.compile(_free_turn, dynamic=False), policy.begin, advance)
+    return Steps(torch.compile(_turn, dynamic=False), policy.begin, advance)
 
 
 def _turn(
@@ -114,45 +109,6 @@ def _turn(
     memory = task.channel.remember(memory, state, action, move)
     state = torch.where(alive.unsqueeze(-1), env.step(state, move), state)
     return state, action, move, alive, stopped, memory
-
-
-def _free_turn(
-    task: Task,
-    state: Tensor,
-    logits: Tensor,
-    memory: Tensor | None,
-    noise: Tensor,
-    own: Tensor | None,
-    temper: Tensor | float | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A decision where everything is legal: (action, move, memory)."""
-    action = (explored(logits, None, own, temper) - noise).argmax(-1)
-    move = task.channel.sample(state, always(logits.shape, state.device), action, memory)
-    return action, move, task.channel.remember(memory, state, action, move)
-
-
-def _free_rollout(
-    task: Task,
-    steps: Steps,
-    state: Tensor,
-    logits: Tensor,
-    cache: Any,
-    memory: Tensor | None,
-    chance: tuple[Callable[[int], Tensor], Callable[[int], Tensor | None], Tensor | float | None],
-) -> Trajectories:
-    """Where nothing is ever illegal and nothing ends early: no masks, and a state is its moves so far."""
-    env, device = task.env, state.device
-    (noise, own, temper), column = chance, env.state_dim - env.horizon
-    states = state.repeat(env.horizon + 1, 1, 1, 1)
-    actions, moves = [], []
-    for t in range(env.horizon):
-        action, move, memory = steps.free_turn(task, states[t], logits, memory, noise(t), own(t), temper)
-        states[t + 1 :, ..., column + t] = move
-        actions.append(action)
-        moves.append(move)
-        if t + 1 < env.horizon:
-            logits, cache = steps.advance(cache, states[t + 1], move, t)
-    return _fresh(states, torch.stack(actions), torch.stack(moves), always((env.horizon, *state.shape[:2]), device))
 
 
 def _fresh(states: Tensor, actions: Tensor, moves: Tensor, alive: Tensor) -> Trajectories:

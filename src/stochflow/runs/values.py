@@ -56,10 +56,9 @@ class Values(NamedTuple):
                     f"was trained with {name}={said[name]}" if name in said else f"was trained with the word for {name}"
                 )
                 now = f"{name}={own[name]} was given" if name in own else "none was given"
-                again = ", ".join(f"{k}=..." for k in said) or f"{name}={said.get(name, repr('word'))}"
-                raise UserError(
-                    f"{where} {was}, but {now}: give the same objects in Python, as in resume(path, {again})"
-                )
+                again = ", ".join(f"{k}=..." for k in said)
+                remedy = f"give the same objects in Python, as in resume(path, {again})" if said else "leave it out"
+                raise UserError(f"{where} {was}, but {now}: {remedy}")
 
 
 def _describe(value: Any) -> str:
