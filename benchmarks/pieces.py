@@ -241,12 +241,12 @@ def measure(pieces: list[Piece], device: str, budget: float, together: int, roun
                 )
                 running.append((name, process))
             name, process = running.pop(0)
-            out, err = process.communicate()
+            answer, err = process.communicate()
             if process.returncode:
                 failed[name] = (err.strip().splitlines() or ["?"])[-1]
                 print(f"{name or 'every piece'}: {failed[name]}", flush=True)
                 continue
-            told = json.loads(out.splitlines()[-1])
+            told = json.loads(answer.splitlines()[-1])
             for row, ms in told["rows"].items():
                 best[name, row] = min(ms, best.get((name, row), ms))
             print(
