@@ -3,7 +3,7 @@
     python benchmarks/open_loop.py                     the exact figures, in seconds
     python benchmarks/open_loop.py --train 2000        and both samplers trained, three seeds each
 
-Writes benchmarks/results/open_loop.json, which docs/orders.md shows.
+Writes benchmarks/results/open_loop.json and, from it, the tables of docs/orders.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import torch
 
@@ -21,6 +24,7 @@ from stochflow.runs.tasks import tfbind8_task
 from stochflow.worlds.synthesis import Synthesis
 
 OUT = Path(__file__).parent / "results" / "open_loop.json"
+PAGE = Path(__file__).parents[1] / "docs" / "orders.md"
 STICKS, BETAS, SEEDS = (0.1, 0.25, 0.5), (3.0, 12.0), 3
 
 
@@ -42,6 +46,20 @@ def best_control(score: torch.Tensor, table: torch.Tensor) -> float:
     return float(value)
 
 
+def entropy(law: torch.Tensor) -> float:
+    return float(-(law * law.clamp(min=1e-300).log()).sum())
+
+
+def as_diverse(expected: torch.Tensor, nats: float) -> tuple[float, torch.Tensor]:
+    """The exponent at which the law of orders has this entropy, and that law."""
+    low, high = 0.0, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        law = (middle * expected.log()).softmax(0)
+        low, high = (middle, high) if entropy(law) > nats else (low, middle)
+    return middle, law
+
+
 def exact_row(stick: float, beta: float) -> dict[str, float]:
     closed, opened = (tfbind8_task(stick=stick, beta=beta, open_loop=o) for o in (False, True))
     synthesis = Synthesis("ACGT", closed.channel)
@@ -53,6 +71,7 @@ def exact_row(stick: float, beta: float) -> dict[str, float]:
     order_law = target_law(graph, opened).target[ends]
     expected = opened.oracle(graph.states[ends]).double()
     made = made_law(order_law, synthesis)
+    even_beta, even_law = as_diverse(expected, entropy(wanted))
     assert abs(float(made @ y) - float(order_law @ expected)) < 1e-6
     return {
         "stick": stick,
@@ -61,6 +80,10 @@ def exact_row(stick: float, beta: float) -> dict[str, float]:
         "open_floor": float(floor(opened).floor_tv or 0.0),
         "closed_mean": float(best @ y),
         "open_mean": float(made @ y),
+        "even_mean": float(even_law @ expected),
+        "even_beta": even_beta,
+        "naive_mean": float(wanted @ expected),
+        "naive_best": float(expected[y.argmax()]),
         "made_tv": float((made - wanted).abs().sum()) / 2,
         "closed_best": best_control(y, synthesis.table),
         "open_best": float(expected.max()),
@@ -78,6 +101,59 @@ def trained_row(stick: float, open_loop: bool, steps: int) -> dict[str, object]:
     }
 
 
+def tables(result: dict[str, Any]) -> dict[str, str]:
+    """The tables of docs/orders.md, by name."""
+    exact, trained = result["exact"], result["trained"]
+    found = {
+        "mean": table(
+            ["error rate a letter", "exponent", "steered letter by letter", "ordered, E[y]^exponent", "ordered as if nothing erred, y^exponent", "ordered, as diverse as that (exponent)"],
+            [
+                [
+                    f"{r['stick'] * 3 / 4:.3g}",
+                    f"{r['beta']:g}",
+                    *(f"{r[k]:.3f}" for k in ("closed_mean", "open_mean", "naive_mean")),
+                    f"{r['even_mean']:.3f} ({r['even_beta']:.1f})",
+                ]
+                for r in exact
+            ],
+        ),
+        "best": table(
+            ["error rate a letter", "an order of 8 comes out exact", "best steering", "best order", "the string of highest score, ordered"],
+            [
+                [f"{r['stick'] * 3 / 4:.3g}", *(f"{r[k]:.3f}" for k in ("exact", "closed_best", "open_best", "naive_best"))]
+                for r in exact
+                if r["beta"] == BETAS[0]
+            ],
+        ),
+        "floor": table(
+            ["error rate a letter", "exponent", "floor, closed loop", "floor, open loop", "what is made of the orders, from y^exponent"],
+            [
+                [f"{r['stick'] * 3 / 4:.3g}", f"{r['beta']:g}", *(f"{abs(r[k]):.4f}" for k in ("closed_floor", "open_floor", "made_tv"))]
+                for r in exact
+            ],
+        ),
+    }
+    if trained:
+        found["trained"] = table(
+            ["error rate a letter", "loop", "TV to its target (three seeds: median, range)", "floor", "mean score of what is made"],
+            [
+                [
+                    f"{r['stick'] * 3 / 4:.3g}",
+                    "open" if r["open_loop"] else "closed",
+                    f"{median(r['tv']):.4f} ({min(r['tv']):.4f} to {max(r['tv']):.4f})",
+                    f"{abs(r['floor_tv']):.4f}",
+                    f"{median(r['sample_score']):.3f}",
+                ]
+                for r in trained
+            ],
+        )
+    return found
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(["| " + " | ".join(r) + " |" for r in [head, ["---"] * len(head), *rows]]) + "\n"
+
+
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--train", type=int, default=0, help="steps of training; 0 leaves the trained rows as they are")
@@ -93,6 +169,8 @@ def main() -> None:
     if steps:
         made["trained"] = [trained_row(stick, o, steps) for stick in STICKS[:2] for o in (False, True)]
     OUT.write_text(json.dumps(made, indent=1) + "\n")
+    shown = tables(made)
+    PAGE.write_text(re.sub(r"<!-- (\w+) -->\n(\|.*\n)*", lambda m: f"<!-- {m[1]} -->\n{shown[m[1]]}", PAGE.read_text()))
 
 
 if __name__ == "__main__":

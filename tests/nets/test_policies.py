@@ -22,6 +22,7 @@ from stochflow.types import Task, Trajectories, World
 from stochflow.worlds.channels import Slip
 from stochflow.worlds.conditioned import Conditioned
 from stochflow.worlds.grid import Grid
+from stochflow.worlds.rules import GC, Homopolymer, Rules
 from stochflow.worlds.strings import Strings
 
 NETS = {"mlp": MLP(16, 2), "narrow": MLP(4, 2), "lookup": Lookup(16, 1, 8), "transformer": Transformer(16, 2, 2)}
@@ -30,6 +31,8 @@ ENVS = {
     "grid": lambda: Grid(2, 4),
     "fixed": lambda: Strings("ACGT", 5),
     "variable": lambda: Strings("ACG", 5, min_length=1),
+    "ruled": lambda: Rules(Homopolymer(2), GC(0.2, 0.8)).compile("ACGT", 5).env(),
+    "ruled variable": lambda: Rules(Homopolymer(2)).compile("ACGT", (2, 5)).env(),
     "conditioned": lambda: Conditioned(Strings("ACGT", 4), CONTEXTS),
     "conditioned variable": lambda: Conditioned(Strings("AC", 6, min_length=0), CONTEXTS),
     "conditioned grid": lambda: Conditioned(Grid(2, 3), CONTEXTS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -86,6 +87,8 @@ def test_each_rule_is_its_plain_definition(rule):
     assert made.total == sum(4**n for n in range(7))
     assert [t for t in everything("ACGT", lengths) if made.accepts(t)] == wanted
     assert all(made.broken(t) == [] for t in wanted[:50])
+    assert made.texts() == sorted(wanted, key=lambda t: (len(t), t))
+    assert made.texts(len(wanted) - 1) is None
 
 
 @pytest.mark.parametrize(
@@ -248,6 +251,30 @@ def test_strings_of_length_hundred_with_few_edits_are_listed():
     assert sum(env.complete(states)) == 301
     assert torch.equal(env.index(states), torch.arange(len(states)))
     assert len(set(env.decode(states))) == len(states)
+
+
+@pytest.mark.slow
+def test_the_law_under_rules_is_learned():
+    """The target of a task under rules is the reward on the strings that meet them, and training reaches it."""
+    from stochflow import train
+    from stochflow.runs.tasks import strings_task
+
+    rules = Rules(GC(0.4, 0.6), Forbidden("GGA", strands="both"), Homopolymer(2))
+    task = strings_task(
+        lambda texts: [0.1 + t.count("G") + 2 * t.startswith("AC") for t in texts], "ACGT", 5, rules=rules
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = train(task, steps=600, batch=64, net="lookup", lr=5e-3, out=f"{folder}/run")
+    assert done.summary["floor_tv"] == pytest.approx(0, abs=1e-9)
+    assert done.summary["tv"] < 0.02
+
+
+def test_rules_and_a_noisy_channel_are_refused_together():
+    from stochflow.runs.tasks import strings_task
+    from stochflow.worlds.channels import Slip
+
+    with pytest.raises(UserError, match="put the noise after the order"):
+        strings_task(lambda texts: [1.0] * len(texts), channel=Slip(0.1), rules=Rules(Homopolymer(3)))
 
 
 # what is refused --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from stochflow.worlds.conditioned import Conditioned
 from stochflow.worlds.confusion import read_table
 from stochflow.worlds.env import Channel, Env
 from stochflow.worlds.grid import Corners, Grid
+from stochflow.worlds.rules import Rules
 from stochflow.worlds.strings import PROTEIN, Strings
 
 
@@ -182,10 +183,12 @@ def strings_task(
     min_length: int | None = None,
     channel: Channel | None = None,
     reward: Callable[..., Tensor] | None = None,
+    rules: Rules | None = None,
 ) -> Task:
     """Any `list[str] -> scores` as a task over strings; with `min_length` strings may stop early.
 
-    The reward is the score, but at least 1e-3 (`Power()`); give `Linear()` where scores are logarithms or may be negative.
+    Under `rules` only strings that meet them are built (docs/rules.md); they bind orders, so the channel must be exact, and
+    `orders` puts the noise after. The reward is the score, but at least 1e-3 (`Power()`); give `Linear()` where scores are logarithms or may be negative.
     A slow oracle is asked once a sequence after `task = task._replace(oracle=Cached(task.oracle))`.
     """
     if not callable(oracle):
@@ -193,6 +196,13 @@ def strings_task(
             f"the oracle is {oracle!r}, which cannot be called: give a function from a list of strings to their scores"
         )
     env = Strings(alphabet, length, min_length)
+    if rules is not None:
+        if channel is not None and not channel.exact:
+            raise UserError(
+                f"rules bind what is ordered, and under {channel!r} something else may be made: leave the channel out, and put the "
+                "noise after the order with stochflow.scores.orders.orders(task, Synthesis(...))"
+            )
+        env = rules.compile(alphabet, length if min_length is None else (min_length, length)).env()
     return Task(env, channel or Exact(), Host(oracle, env), reward or Power())
 
 

@@ -177,6 +177,22 @@ class Compiled:
                 break
         return ["".join(t) for t in texts]
 
+    def texts(self, most: int = 1 << 17) -> list[str] | None:
+        """All strings that meet the rules, by length and then alphabet; None where there may be more than `most`."""
+        if self.product.strings > most:
+            return None
+        p = self.product
+        found, front = [], [("", 0)]
+        while front:
+            found += [text for text, node in front if p.ends[node]]
+            front = [
+                (text + letter, after)
+                for text, node in front
+                for letter, after in zip(self.alphabet, p.after[node, p.letter_class].tolist(), strict=True)
+                if after < len(p.ends)
+            ]
+        return [t for t in found if all(rule.meets(t, self.alphabet) for rule in self.left_out)]
+
     # as an environment ------------------------------------------------------------------------------------------
 
     def env(self) -> Strings:

@@ -28,6 +28,7 @@ class RuledStrings(Strings):
     """
 
     index_stays = False
+    next_index = None  # type: ignore[assignment]  # no formula leads from one number to the next
 
     def __init__(self, compiled: Compiled, length: int, min_length: int | None):
         super().__init__(compiled.alphabet, length, min_length)
@@ -120,6 +121,8 @@ class RuledStrings(Strings):
         return int(self._below[0])
 
     def early_count(self, steps):
+        if self.count() > LISTED:  # too many to be numbered by length
+            return self.count()
         return sum(self._layers[:steps])
 
     def early_states(self, steps):
@@ -130,7 +133,8 @@ class RuledStrings(Strings):
         """All beginnings [n, D], and the place of each by its depth-first number [n]."""
         if self.count() > LISTED:
             raise UserError(
-                f"{self.count():,} beginnings of strings meet the rules, too many to list: at most {LISTED:,}"
+                f"{self.count():,} beginnings of strings meet the rules, too many to list (at most {LISTED:,}): "
+                "take a network that needs no list, such as mlp or transformer"
             )
         table = self._tables(torch.device("cpu"))[0].view(-1, self.tokens + 1).long()
         state, node = self.initial((1,)), torch.zeros(1, dtype=torch.long)
