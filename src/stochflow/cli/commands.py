@@ -8,10 +8,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import logging
 import sys
 import time
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,9 +17,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from stochflow import __version__
+from stochflow.cli.complaints import parsed
 from stochflow.cli.parsing import as_config, explained, of_user, one_line, parse_task, task_and_flags
-from stochflow.cli.terminal import Progress, closing, complain, floor_table, table
+from stochflow.cli.terminal import Progress, closing, complain, details, floor_table, plain_messages, table
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.reading import shown
 from stochflow.forecast.config import Forecast
 from stochflow.law.verdict import verdict
 from stochflow.runs.config import OBJECTIVES, TASKS, Config, Train, UserTask
@@ -138,7 +138,7 @@ class Watch:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(format="stochflow: %(message)s", level=logging.WARNING)
+    plain_messages()
     try:
         return _dispatch(words)
     except UserError as error:
@@ -160,10 +160,9 @@ def main(argv: list[str] | None = None) -> int:
                 f"this does not fit into memory: take a smaller batch, fewer seeds, a narrower network or a smaller world{saved}"
             )
             return 1
-        if place is None:
-            traceback.print_exc()
-        where = "please report it" if place is None else f"what was computed is saved, and the details are in {place}"
-        complain(f"something went wrong inside ({type(error).__name__}: {error}): {where}")
+        place = place or details()
+        what = f"something went wrong inside ({type(error).__name__}: {error})"
+        complain(f"{what}: please report it" + (f", with the details in {place}" if place else ""))
         return 1
 
 
@@ -300,7 +299,7 @@ def _saved_config(words: list[str]) -> tuple[Config | None, list[str]]:
 
 
 def _resume(words: list[str]) -> int:
-    asked = tyro.cli(Resume, args=words, prog="stochflow resume")
+    asked = parsed(Resume, words, prog="stochflow resume")
     from stochflow.runs import experiment
     from stochflow.training.distributed import follows
 
@@ -313,7 +312,7 @@ def _resume(words: list[str]) -> int:
 
 
 def _sample(words: list[str]) -> int:
-    asked = tyro.cli(Sample, args=words, prog="stochflow sample")
+    asked = parsed(Sample, words, prog="stochflow sample")
     if asked.n < 1:
         raise UserError(f"-n is {asked.n}, but at least one object must be drawn")
     kind: str = asked.format
@@ -337,12 +336,12 @@ def _sample(words: list[str]) -> int:
         export.write_rows(rows, kind, sys.stdout)
         return 0
     export.write_file(rows, kind, asked.out)
-    print(asked.out)
+    print(shown(asked.out))
     return 0
 
 
 def _eval(words: list[str]) -> int:
-    asked = tyro.cli(Eval, args=words, prog="stochflow eval")
+    asked = parsed(Eval, words, prog="stochflow eval")
     from stochflow.runs import experiment
 
     if asked.saved:
@@ -373,21 +372,21 @@ def _floor(words: list[str]) -> int:
 
 
 def _report(words: list[str]) -> int:
-    asked = tyro.cli(Report, args=words, prog="stochflow report")
+    asked = parsed(Report, words, prog="stochflow report")
     from stochflow.look.report import report_command
 
     return report_command(asked.runs, asked.out)
 
 
 def _compare(words: list[str]) -> int:
-    asked = tyro.cli(Compare, args=words, prog="stochflow compare")
+    asked = parsed(Compare, words, prog="stochflow compare")
     from stochflow.look.compare import compare_command
 
     return compare_command(asked.runs, asked.out, asked.json)
 
 
 def _watch(words: list[str]) -> int:
-    asked = tyro.cli(Watch, args=words, prog="stochflow watch")
+    asked = parsed(Watch, words, prog="stochflow watch")
     from stochflow.look.watch import watch_command
 
     return watch_command(asked.run, asked.port, asked.every)
@@ -423,7 +422,7 @@ def _forecast(words: list[str]) -> int:
     ]
     made = dataclasses.make_dataclass("forecast", fields, frozen=True)
     made.__doc__ = inspect.getdoc(Forecast)
-    asked: Any = tyro.cli(made, args=words, prog="stochflow forecast", config=(tyro.conf.OmitArgPrefixes,))
+    asked: Any = parsed(made, words, prog="stochflow forecast", config=(tyro.conf.OmitArgPrefixes,))
     asked.settings.check()
     from stochflow.forecast import forecast_command
 
@@ -433,7 +432,7 @@ def _forecast(words: list[str]) -> int:
     print(done.summary if asked.quiet else "\n" + done.summary)
     print("\nwritten:")
     for file in done.files:
-        print(f"  {file}")
+        print(f"  {shown(file)}")
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from stochflow.cli import design_noise
+from stochflow.cli.complaints import parsed
 from stochflow.errors import UserError, did_you_mean
 
 USAGE = """usage: stochflow design SUBCOMMAND ...
@@ -152,7 +153,7 @@ def _bare(words: list[str]) -> list[str]:
 
 
 def _new(words: list[str]) -> int:
-    asked = tyro.cli(New, args=_bare(words), prog="stochflow design new")
+    asked = parsed(New, _bare(words), prog="stochflow design new")
     from stochflow.design.campaign import About, Campaign
 
     columns, minimise = _columns(asked)
@@ -249,7 +250,7 @@ def _noise(asked: New) -> Any:
 
 
 def _propose(words: list[str]) -> int:
-    asked = tyro.cli(Propose, args=words, prog="stochflow design propose")
+    asked = parsed(Propose, words, prog="stochflow design propose")
     from stochflow.design.campaign import Campaign, fasta
     from stochflow.design.settings import Ask
     from stochflow.design.store import as_csv, as_json
@@ -291,7 +292,7 @@ def _propose(words: list[str]) -> int:
 
 
 def _record(words: list[str]) -> int:
-    asked = tyro.cli(Record, args=words, prog="stochflow design record")
+    asked = parsed(Record, words, prog="stochflow design record")
     from stochflow.design.campaign import Campaign
 
     campaign = Campaign.open(asked.campaign)
@@ -310,7 +311,7 @@ def _record(words: list[str]) -> int:
 
 
 def _status(words: list[str]) -> int:
-    asked = tyro.cli(Status, args=words, prog="stochflow design status")
+    asked = parsed(Status, words, prog="stochflow design status")
     from stochflow.design.campaign import Campaign
 
     campaign = Campaign.open(asked.campaign)

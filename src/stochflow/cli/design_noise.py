@@ -31,8 +31,9 @@ class DesignNoise:
 
 def run(words: list[str]) -> int:
     """The command; returns the exit code."""
-    asked = tyro.cli(DesignNoise, args=words, prog="stochflow design noise")
-    from stochflow.runs.atomic import write_text
+    asked = parsed(DesignNoise, words, prog="stochflow design noise")
+    from stochflow.cli.complaints import parsed
+from stochflow.runs.atomic import write_text
     from stochflow.types import plain
     from stochflow.worlds.pairs import estimate, read_pairs
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_type_hints
 
 import tyro
 
+from stochflow.cli.complaints import parsed
 from stochflow.errors import UserError, did_you_mean
 from stochflow.runs.config import TASKS, Config, Train, UserTask, find_task, refuse_idle_stick
 
@@ -107,7 +108,7 @@ def parse_task(
     fields = [task_field, *([("train", Train, field(default=train))] if train else []), *extra]
     made = dataclasses.make_dataclass(command, fields, frozen=True, kw_only=True)
     made.__doc__ = TITLES[command]
-    asked: Any = tyro.cli(made, args=words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
+    asked: Any = parsed(made, words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
     if ":" not in name:
         refuse_idle_stick(asked.task, [w[2:].partition("=")[0] for w in words if w.startswith("--")])
     return asked

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from stochflow.cli.complaints import parsed
 from stochflow.cli.parsing import as_config, explained, parse_task, task_and_flags
 from stochflow.runs import sweep as sweeps
 from stochflow.runs.config import TASKS, Train, UserTask
@@ -68,7 +69,7 @@ def _again(path: Path, words: list[str]) -> int:
     own = [f for f in _extra() if f[0] in ("on", "workers", "quiet", "trials")] + again
     kind = dataclasses.make_dataclass("sweep", own, frozen=True)
     kind.__doc__ = "Go on with a sweep: finished cells stay as they are."
-    asked: Any = tyro.cli(kind, args=words, prog=f"stochflow sweep {path}", config=(tyro.conf.OmitArgPrefixes,))
+    asked: Any = parsed(kind, words, prog=f"stochflow sweep {path}", config=(tyro.conf.OmitArgPrefixes,))
     base = kept.base
     if isinstance(base.task, UserTask):
         task = agreed(base.task, Consent(asked.task or None, asked.trust), path)

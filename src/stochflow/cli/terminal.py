@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import tempfile
 import time
+import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
+from stochflow.files.reading import one_line, shown
 from stochflow.law.verdict import number, verdict
 from stochflow.look.labels import LABELS, TERMINAL
 
 
 def complain(sentence: str) -> None:
-    print(f"stochflow: {sentence}", file=sys.stderr)
+    """One line on stderr, without control characters."""
+    print(f"stochflow: {one_line(sentence)}", file=sys.stderr)
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"stochflow: {one_line(record.getMessage())}"
+
+
+def plain_messages() -> None:
+    """What is logged becomes one line each, as complaints are; warnings of other packages are not for the user."""
+    logging.basicConfig(level=logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setFormatter(_OneLine())
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+
+
+def details() -> Path | None:
+    """The traceback of the error in hand, in a file of its own; None where none can be written."""
+    try:
+        number, name = tempfile.mkstemp(prefix="stochflow-error-", suffix=".txt")
+        with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(traceback.format_exc())
+    except OSError:
+        return None
+    return Path(name)
 
 
 class Progress:
@@ -40,7 +73,7 @@ class Progress:
         self.path = path
         if self.quiet:
             return
-        print(f"run folder: {path}", flush=True)
+        print(f"run folder: {shown(path)}", flush=True)
         self.begun, self.first = time.monotonic(), step
         if sys.stdout.isatty():
             from rich.progress import BarColumn, TextColumn
@@ -125,7 +158,11 @@ def floor_table(found: dict[str, Any]) -> None:
 def closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path) -> None:
     if quiet:
         keys = ("tv", "floor_tv", "excess_tv", "elbo")
-        print("  ".join([f"{k} {number(summary[k])}" for k in keys if summary.get(k) is not None] + [f"run {path}"]))
+        print(
+            "  ".join(
+                [f"{k} {number(summary[k])}" for k in keys if summary.get(k) is not None] + [f"run {shown(path)}"]
+            )
+        )
         return
     print()
     table(summary)
@@ -134,4 +171,4 @@ def closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path)
 
     print("\nwritten:")
     for file in [*files, write_report([path])]:
-        print(f"  {file}")
+        print(f"  {shown(file)}")

@@ -250,7 +250,7 @@ def _warnings(arms: Sequence[Arm]) -> list[str]:
     going = [r.name for r in runs if not r.done]
     if going:
         said.append(f"Not finished, so judged by its last look: {', '.join(going)}.")
-    return said
+    return said + [f"Left out: {gap}." for r in runs for gap in r.gaps[:3]]
 
 
 def _target(task: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from stochflow.look.report import RunFiles, page
 from stochflow.look.report.pages import render
 
 LOOPBACK = "127.0.0.1"
+# the page brings all that it needs, and asks its own server alone
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
 WATCHED = ("config.json", "metrics.jsonl", "summary.json", "samples.csv", "law.npz")
 
 
@@ -67,8 +69,8 @@ class _Answer(BaseHTTPRequestHandler):
     server: Watcher
 
     def do_GET(self) -> None:
-        host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
-        if host not in (LOOPBACK, "localhost"):
+        port = self.server.server_address[1]
+        if self.headers.get("Host") not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path == "/":
             self._send(self.server.html(), "text/html; charset=utf-8")
@@ -84,6 +86,9 @@ class _Answer(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("X-Frame-Options", "DENY")
+        self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
         self.wfile.write(body)
 

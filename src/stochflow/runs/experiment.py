@@ -262,12 +262,40 @@ def _take_up(session: _Session, found: Checkpoint | None, config: Config, path: 
     done = experiment.trainer.steps_done
     # the line of the last step, as one that is owed, comes after its checkpoint: it is written again
     run.truncate_metrics(done - 1 if done == config.train.steps or session.owing else done)
+    rows = run.metrics()
+    _note_gap(rows, done, config.train.log_every)
     # time counts from the first stretch
-    session.begun -= max((row.get("time", 0.0) for row in run.metrics()), default=0.0)
-    if run.read("environment.json") is None:  # killed between its first two files
+    session.begun -= max((row.get("time") or 0.0 for row in rows), default=0.0)
+    noted = run.read("environment.json")
+    if noted is None:  # killed between its first two files, or damaged since
         _write_environment(run, experiment)
+    else:
+        _note_other_versions(noted, experiment.device.type)
     run.config = config
     run.write("config.json", config.to_dict())
+
+
+def _note_other_versions(noted: dict[str, Any], device: str) -> None:
+    """Another version may round otherwise: the run goes on, but not to the last digit as it would have."""
+    now = environment(device)
+    before = {"stochflow": noted.get("stochflow"), "python": noted.get("python"), **(noted.get("versions") or {})}
+    today = {"stochflow": now["stochflow"], "python": now["python"], **now["versions"]}
+    other = [f"{k} {v} (now {today.get(k, 'none')})" for k, v in before.items() if v is not None and today.get(k) != v]
+    if other:
+        log.warning(
+            "the run was begun with %s: it goes on, but may differ from there in its last digits", ", ".join(other)
+        )
+
+
+def _note_gap(rows: list[dict[str, Any]], done: int, every: int) -> None:
+    """Lines are written in order: one that is missing between others was lost."""
+    there = {row["step"] for row in rows}
+    lost = [step for step in range(every, done, every) if step not in there]
+    if lost:
+        log.warning(
+            "metrics.jsonl lacks %d line%s between steps %d and %d: curves have a gap there",
+            len(lost), "" if len(lost) == 1 else "s", lost[0], lost[-1],
+        )  # fmt: skip
 
 
 def open_run(
@@ -600,10 +628,17 @@ class _Session:
         """The figures of the last average, never of the best; then the files a person wants."""
         found = self.experiment.measure(final=True)
         self._tell(joined(self._stats(), found))
+        before = self.best
         self._keep_if_best(found)
+        if self.best != before:
+            checkpoint = self._save()  # its header knows of the final look too, whether or not it was interrupted
         files = [checkpoint, self._write_designs("csv"), self._write_law()]
         if hasattr(self.experiment.task.env, "decode"):
-            files.append(self._write_designs("fasta"))
+            letters = getattr(self.experiment.task.env, "alphabet", "")
+            if isinstance(letters, str) and not export.fits_fasta(letters.lstrip(">;")):
+                log.warning("no samples.fasta is written: FASTA cannot hold the letters %r", letters)
+            else:
+                files.append(self._write_designs("fasta"))
         found |= {"engine": self.trainer.engines.sentence(), "seconds": round(time.monotonic() - self.begun, 1)}
         files.append(self.run.write("summary.json", found))
         files += [self.run.path / name for name in ("config.json", "environment.json", "metrics.jsonl")]

@@ -7,13 +7,15 @@ import io
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from stochflow.errors import UserError
-from stochflow.files.reading import Unreadable, read_text
+from stochflow.files.reading import Unreadable, one_line, read_text, shown
 from stochflow.runs.atomic import text_file
+from stochflow.runs.shapes import designs
 
 Row = dict[str, Any]
 log = logging.getLogger("stochflow")
@@ -34,20 +36,42 @@ def write_file(rows: Iterable[Row], kind: str, path: str | os.PathLike[str]) -> 
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file that a run wrote; none where it is not there or is damaged."""
+    """The whole rows of a CSV file that a run wrote; what is damaged is said."""
+    rows, gaps = rows_and_gaps(path)
+    if gaps:
+        more = f" (and {len(gaps) - 1} more such)" if len(gaps) > 1 else ""
+        log.warning("%s%s; it is left out", gaps[0], more)
+    return rows
+
+
+def rows_and_gaps(path: str | os.PathLike[str]) -> tuple[list[dict[str, str]], list[str]]:
+    """The same, with a sentence for each gap."""
     if not os.path.lexists(path):
-        return []
+        return [], []
     try:
         rows = list(csv.DictReader(io.StringIO(read_text(path, in_folder=True), newline="")))
     except (Unreadable, csv.Error) as error:
-        log.warning("%s; its objects are left out", error)
-        return []
+        return [], [str(error)]
     # a short row lacks values, a long one has them under no name
-    return [{k: v for k, v in row.items() if isinstance(k, str) and isinstance(v, str)} for row in rows]
+    found = [{k: meant(v) for k, v in row.items() if isinstance(k, str) and isinstance(v, str)} for row in rows]
+    return designs(found, shown(path))
 
 
 def _plain(value: Any) -> Any:
     return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+FORMULA = tuple("=+-@\t\r")  # what a spreadsheet takes for the start of a formula, in a cell of text
+
+
+def harmless(value: Any) -> Any:
+    """A cell that no spreadsheet runs: a text that begins like a formula gets an apostrophe before it; `meant` takes it away."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def meant(value: str) -> str:
+    """What a cell said before it was made harmless."""
+    return value[1:] if value[:1] == "'" and value[1:].startswith(FORMULA) else value
 
 
 def _csv(rows: Iterable[Row]) -> Iterator[str]:
@@ -61,9 +85,9 @@ def _csv(rows: Iterable[Row]) -> Iterator[str]:
     writer = csv.writer(line, lineterminator="\n")
     for number, row in enumerate(rows):
         if number == 0:
-            writer.writerow(row)
+            writer.writerow([harmless(k) for k in row])
             yield line.text
-        writer.writerow([_plain(v) for v in row.values()])
+        writer.writerow([harmless(_plain(v)) for v in row.values()])
         yield line.text
 
 
@@ -71,8 +95,18 @@ def _fasta(rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
         if "sequence" not in row:
             raise UserError("FASTA holds sequences, and this task builds none: use --format csv or json")
+        if not fits_fasta(row["sequence"]):
+            raise UserError(f"FASTA cannot hold {shown(row['sequence'])!r}: use --format csv or json")
         notes = " ".join(f"{k}={_plain(v)}" for k, v in row.items() if k not in ("id", "sequence") and v is not None)
-        yield f">{row['id']} {notes}\n{row['sequence']}\n"
+        yield f">{one_line(str(row['id']))} {one_line(notes)}\n{row['sequence']}\n"
+
+
+def fits_fasta(text: str) -> bool:
+    """Whether FASTA readers give this sequence back: no white space in it, nothing that begins a header or a comment."""
+    return not _UNFIT.search(text) and not text.startswith((">", ";"))
+
+
+_UNFIT = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def _json(rows: Iterable[Row]) -> Iterator[str]:

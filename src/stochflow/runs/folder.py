@@ -16,10 +16,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import zlib
@@ -30,15 +32,36 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from stochflow import __version__
 from stochflow.errors import UserError
-from stochflow.files.reading import MB, Unreadable, read_json, read_json_lines
-from stochflow.runs.atomic import appending, refuse_special, replacing
+from stochflow.files.reading import (
+    MB,
+    Unreadable,
+    one_line,
+    parse_json,
+    read_json,
+    read_json_lines,
+    refuse_link_out,
+    shown,
+)
+from stochflow.files.schema import integer, number, optional
+from stochflow.runs.atomic import appending, replacing
 from stochflow.runs.config import Config
+from stochflow.runs.lock import Lock
+from stochflow.runs.shapes import SHAPES
 from stochflow.types import plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1  # of a checkpoint; a newer one is refused by name
+FORMAT = 2  # of a checkpoint; a newer one is refused by name, and 1 is read
+MARK = ', "checksum": "'
+HEADER = 100 * MB  # the longest that safetensors itself reads
+WIDTHS = dict(
+    zip(
+        "BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 F64 I64 U64".split(),
+        (1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8),
+        strict=True,
+    )
+)
 SMALL = 16 * MB  # the most that is read of a JSON file
 KEEP = 2  # checkpoints kept besides the best
 OURS = frozenset(  # the files a run writes beside its checkpoints
@@ -62,8 +85,9 @@ class Checkpoint(NamedTuple):
 class Run:
     """An open run folder. Made by `Run.create` or `Run.open`; a writer holds the folder's lock until `close`."""
 
-    def __init__(self, path: Path, config: Config, lock: Any = None):
+    def __init__(self, path: Path, config: Config, lock: Lock | None = None):
         self.path, self.config, self._lock = path, config, lock
+        self.gaps: list[str] = []  # what was found damaged in the folder and left out
 
     # opening ----------------------------------------------------------------------------------------------------
 
@@ -74,7 +98,7 @@ class Run:
         _refuse_existing(path)
         with _named_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-            lock = _lock(path)
+            lock = Lock(path)
             try:
                 _refuse_existing(path)  # again, now that nobody else can be making it
                 (path / "checkpoints").mkdir(exist_ok=True)
@@ -93,7 +117,7 @@ class Run:
             raise UserError(f"{path} {what}: give the folder that `stochflow train` printed")
         with _named_errors(path):
             config = read_json(path / "config.json", Config.from_dict, SMALL)
-            lock = _lock(path) if write else None
+            lock = Lock(path) if write else None
             if write:
                 for leftover in [
                     *path.glob("*.tmp"),
@@ -139,10 +163,27 @@ class Run:
         if not os.path.lexists(path):
             return None
         try:
-            return read_json(path, _an_object, SMALL)
+            found, gaps = SHAPES.get(name, _an_object)(read_json(path, None, SMALL), shown(path))
         except Unreadable as error:
-            log.warning("%s; it is left out", error)
+            self._left_out([str(error)])
             return None
+        self._left_out(gaps)
+        return self._of_our_seeds(found) if "seeds" in found else found
+
+    def _of_our_seeds(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The values of each seed, where there are as many as seeds."""
+        own = {k: v for k, v in record["seeds"].items() if len(v) == self.config.train.seeds}
+        if len(own) < len(record["seeds"]):
+            self._left_out([f"{shown(self.path)} holds figures of another number of seeds than its config.json says"])
+        return record | {"seeds": own}
+
+    def _left_out(self, gaps: list[str]) -> None:
+        """Say what is damaged, once."""
+        new = [gap for gap in gaps if gap not in self.gaps]
+        self.gaps += new
+        if new:
+            more = f" (and {len(new) - 1} more such)" if len(new) > 1 else ""
+            log.warning("%s%s; it is left out", new[0], more)
 
     # metrics ----------------------------------------------------------------------------------------------------
 
@@ -150,17 +191,21 @@ class Run:
         """Append one line to metrics.jsonl and hand it to the system at once."""
         with _named_errors(self.path), appending(self.path / "metrics.jsonl") as file:
             file.write((json.dumps(plain(record)) + "\n").encode())
+        if self._lock is not None:
+            self._lock.alive()
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut off by a kill is left out."""
         path = self.path / "metrics.jsonl"
         if not os.path.lexists(path):
             return []
-        found = read_json_lines(path, _an_object)
-        if found.gaps:
-            more = f" (and {len(found.gaps) - 1} more)" if len(found.gaps) > 1 else ""
-            log.warning("%s%s; the other lines are used", found.gaps[0], more)
-        return found.records
+        try:
+            found = read_json_lines(path, SHAPES["metrics.jsonl"])
+        except Unreadable as error:
+            self._left_out([str(error)])
+            return []
+        self._left_out([*found.gaps, *(gap for _, gaps in found.records for gap in gaps)])
+        return [self._of_our_seeds(record) if "seeds" in record else record for record, _ in found.records]
 
     def truncate_metrics(self, step: int) -> None:
         """Forget what was logged after `step`: a resumed run logs it again."""
@@ -176,11 +221,21 @@ class Run:
         folder = self.path / "checkpoints"
         path = folder / ("best.safetensors" if best else f"step-{step:08d}.safetensors")
         with _named_errors(self.path):
+            if folder.is_symlink():
+                raise UserError(f"{shown(folder)} is a link, and only a folder of the run's own is written: replace it")
             folder.mkdir(exist_ok=True)
+            self._sync_metrics()
             _replace(path, pack(tensors, {"step": step, **scalars}))
             for old in [] if best else self.checkpoints()[KEEP:]:
                 old.unlink()
         return path
+
+    def _sync_metrics(self) -> None:
+        """The lines that a checkpoint comes after are on the disk before it."""
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def checkpoints(self) -> list[Path]:
         """The numbered checkpoints, newest first."""
@@ -225,10 +280,10 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return (Path(path) / "config.json").is_file()
 
 
-def _an_object(value: Any, where: str) -> dict[str, Any]:
+def _an_object(value: Any, where: str) -> tuple[Any, list[str]]:
     if not isinstance(value, dict):
         raise Unreadable(f"{where} is not a JSON object: restore or remove it")
-    return value
+    return value, []
 
 
 def write_json(path: Path, data: Any) -> Path:
@@ -264,24 +319,6 @@ def _refuse_existing(path: Path) -> None:
         raise UserError(f"{path} is a file, but --out is the run folder: choose another --out")
 
 
-def _lock(path: Path) -> Any:
-    """An open file that holds the folder's lock; closed, or its process ended, the folder is free."""
-    refuse_special(path / ".lock")
-    file = (path / ".lock").open("a")
-    try:
-        import fcntl
-    except ImportError:  # Windows: best effort
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise UserError(
-            f"another process is writing the run folder {path}: wait for it or stop it, or choose another --out"
-        ) from error
-    return file
-
-
 # the checkpoint file --------------------------------------------------------------------------------------------
 
 
@@ -290,12 +327,13 @@ class DamagedCheckpoint(Exception):
 
 
 def pack(tensors: dict[str, Tensor], scalars: dict[str, Any]) -> bytes:
-    """One safetensors file: tensors flat by name; scalars, the format and a checksum as JSON in its header."""
+    """One safetensors file: tensors flat by name; scalars and the format as JSON in its header, beside a checksum of all."""
     import safetensors.torch
 
     still = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    header = {"format": FORMAT, "version": __version__, "checksum": _checksum(still), **scalars}
-    return safetensors.torch.save(still, {"stochflow": json.dumps(plain(header))})
+    said = json.dumps(plain({"format": FORMAT, "version": __version__, **scalars}))
+    # within, and last: two notes would stand in any order
+    return safetensors.torch.save(still, {"stochflow": f'{said[:-1]}{MARK}{_checksum(still, said)}"}}'})
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -305,32 +343,82 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     path = Path(path)
     try:
+        refuse_link_out(path)
+        check_header(path)
         with safetensors.safe_open(path, "pt") as f:
-            scalars = json.loads((f.metadata() or {})["stochflow"])
+            notes = f.metadata() or {}
+            text = notes["stochflow"]
+            scalars = parse_json(text, "its header")
             form = int(scalars["format"])
             if form > FORMAT:
-                raise UserError(
+                raise Newer(
                     f"{path} has checkpoint format {form}, but stochflow {__version__} reads up to {FORMAT}: upgrade stochflow"
                 )
             tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118  (no mapping)
-    except UserError:
-        raise
+        said, _, mark = text.rpartition(MARK)
+        whole = mark == f'{_checksum(tensors, said + "}")}"}}' if form > 1 else _as_before(scalars, tensors)
+        step = integer(0)(scalars["step"], "its step")
+        optional(number())(scalars.get("best_so_far"), "its best_so_far")
+    except Newer as error:
+        raise UserError(str(error)) from None
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise DamagedCheckpoint(f"the checkpoint {path} is damaged ({type(error).__name__}: {error})") from error
-    if scalars.get("checksum") != _checksum(tensors) or "step" not in scalars:
-        raise DamagedCheckpoint(f"the checkpoint {path} is damaged (its checksum does not match)")
-    return Checkpoint(path, tensors, scalars)
+        raise DamagedCheckpoint(
+            f"the checkpoint {shown(path)} is damaged ({type(error).__name__}: {one_line(str(error), 200)})"
+        ) from error
+    if not whole:
+        raise DamagedCheckpoint(f"the checkpoint {shown(path)} is damaged (its checksum does not match)")
+    return Checkpoint(path, tensors, scalars | {"step": step})
 
 
-def _checksum(tensors: dict[str, Tensor]) -> int:
-    """Over names and bytes: a flipped bit inside a tensor leaves the file's structure whole, and would go unseen."""
+class Newer(Exception):
+    """A checkpoint of a format that is not known yet."""
+
+
+def check_header(path: Path) -> None:
+    """ValueError where the header of a safetensors file does not fit the file: asked before anything is allocated."""
+    content = path.stat()
+    if not stat.S_ISREG(content.st_mode):
+        raise ValueError("it is not a regular file")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(HEADER, content.st_size - 8):
+            raise ValueError(f"its header claims {length} bytes")
+        said = parse_json(file.read(length).decode("utf-8"), "its header")
+    data, ends = content.st_size - 8 - length, 0
+    for name, entry in said.items():
+        if name == "__metadata__":
+            continue
+        first, last = entry["data_offsets"]
+        size = math.prod(entry["shape"]) * WIDTHS[entry["dtype"]]
+        if not 0 <= first <= last <= data or size != last - first or any(n < 0 for n in entry["shape"]):
+            raise ValueError(f"its tensor {shown(name, 80)} does not fit the file")
+        ends = max(ends, last)
+    if ends != data:
+        raise ValueError("it is not as long as its header says")
+
+
+def _checksum(tensors: dict[str, Tensor], said: str) -> str:
+    """Over the header's own words, and names, types, shapes and bytes: a flipped bit leaves the file's structure whole, and
+    would go unseen."""
+    import torch
+
+    total = zlib.crc32(said.encode())
+    for name in sorted(tensors):
+        t = tensors[name]
+        total = zlib.crc32(f"{name} {t.dtype} {tuple(t.shape)}".encode(), total)
+        total = zlib.crc32(t.reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
+
+
+def _as_before(scalars: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+    """The checksum of format 1, over names and bytes alone."""
     import torch
 
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)
         total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
-    return total
+    return scalars.get("checksum") == total
 
 
 def _step_of(path: Path) -> int:

@@ -266,7 +266,7 @@ def find(spec: str) -> Callable[..., Any]:
         raise UserError(
             f"the module {module_name} needs {problem.name!r}, which is not installed: install it and try again"
         ) from problem
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise UserError(
             f"the module {module_name} cannot be imported: {type(problem).__name__}: {problem}"
         ) from problem
@@ -300,7 +300,7 @@ def load(spec: str, /, **kwargs: Any) -> Task:
         task = function(**kwargs)
     except UserError:
         raise
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise UserError(f"the task function {spec} failed: {type(problem).__name__}: {problem}") from problem
     if not isinstance(task, Task):
         raise UserError(

@@ -24,10 +24,13 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
+from stochflow.files.reading import MB, parse_json, read_bytes, shown
+from stochflow.files.writing import appending
 from stochflow.ops import PerDevice
 from stochflow.worlds.env import Enumerable, Env
 
 LARGEST = torch.finfo(torch.float32).max  # scores are kept in float32: beyond this they would be infinite
+JOURNAL = 4096 * MB  # the most that is read of remembered answers
 Texts = Callable[[list[str]], Any]  # a user's function: list[str] -> one score each
 
 
@@ -136,7 +139,10 @@ class Host(TextOracle):
             raise UserError(
                 f"the oracle has no score for {unknown!r} (KeyError): it must know every sequence that can be built"
             ) from problem
-        except Exception as problem:
+        except (
+            Exception,
+            SystemExit,
+        ) as problem:  # an oracle that calls sys.exit(0) must not end a run as if it were done
             raise UserError(
                 f"the oracle failed on a batch of {len(texts)} that begins with {texts[0]!r}: "
                 f"{type(problem).__name__}: {problem}"
@@ -306,16 +312,16 @@ class Cached(Around):
         Of two scores of one text the first is taken: it is the one that training used.
         """
         path = Path(file)
-        content = path.read_bytes() if path.exists() else b""
+        content = read_bytes(path, JOURNAL, in_folder=True) if os.path.lexists(path) else b""
         *lines, rest = content.split(b"\n")
         for place, line in enumerate(lines, start=1):
             try:
-                entry = json.loads(line)
+                entry = parse_json(line.decode(), "")
                 score = float(entry["score"])
                 if not isinstance(entry["text"], str) or not abs(score) <= LARGEST:
                     raise ValueError
             except (ValueError, KeyError, TypeError):
-                raise UserError(f"line {place} of {path} is not an oracle's answer: mend or remove it") from None
+                raise UserError(f"line {place} of {shown(path)} is not an oracle's answer: mend or remove it") from None
             self.known.setdefault(entry["text"], score)
         return len(rest)
 
@@ -326,7 +332,7 @@ class Cached(Around):
         with _on_disk(self.file):
             size = self.file.stat().st_size if self.file.exists() else 0
             try:
-                with self.file.open("ab") as out:
+                with appending(self.file, sync=True) as out:  # on the disk before it is used
                     out.write(content)
             except OSError:
                 with contextlib.suppress(OSError):  # half a line would spoil the next one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import shlex
 from collections.abc import Sequence
@@ -14,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from stochflow.files.arrays import read_npz
-from stochflow.files.reading import Unreadable
+from stochflow.files.reading import Unreadable, shown
 from stochflow.look.health import Finding, diagnose
+from stochflow.runs import shapes
 from stochflow.runs.config import TASKS, Config, Train, UserTask
-from stochflow.runs.export import read_rows
+from stochflow.runs.export import rows_and_gaps
 from stochflow.runs.folder import Run
 
 Row = dict[str, Any]
-log = logging.getLogger("stochflow")
 
 
 @dataclass(frozen=True)
@@ -35,20 +34,17 @@ class RunFiles:
     environment: Row
     designs: list[dict[str, str]]  # of samples.csv, best first
     law: dict[str, np.ndarray]  # of law.npz (see picture.py); empty where it is not there
+    gaps: Sequence[str] = ()  # what is damaged in the folder, and so left out
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> RunFiles:
         """Read a folder that `stochflow train` made."""
         run = Run.open(path)
-        return RunFiles(
-            run.path,
-            run.config,
-            run.metrics(),
-            run.read("summary.json") or {},
-            run.read("environment.json") or {},
-            read_rows(run.path / "samples.csv"),
-            _law(run.path / "law.npz"),
-        )
+        rows, summary, environment = run.metrics(), run.read("summary.json") or {}, run.read("environment.json") or {}
+        designs, more = rows_and_gaps(run.path / "samples.csv")
+        law, yet_more = _law(run.path / "law.npz")
+        gaps = [*run.gaps, *more, *yet_more]
+        return RunFiles(run.path, run.config, rows, summary, environment, designs, law, gaps)
 
     @property
     def name(self) -> str:
@@ -139,11 +135,10 @@ def values(rows: Sequence[Row], key: str) -> list[Row]:
     ]
 
 
-def _law(path: Path) -> dict[str, np.ndarray]:
+def _law(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     if not os.path.lexists(path):
-        return {}
+        return {}, []
     try:
-        return read_npz(path)
+        return shapes.law(read_npz(path), shown(path))
     except Unreadable as error:
-        log.warning("%s; what it draws is left out", error)
-        return {}
+        return {}, [str(error)]

@@ -37,6 +37,7 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
         "name": run.name,
         "state": _state(run),
         "verdict": verdict(found, advise=False),
+        "gaps": [*run.gaps[:5], *([f"and {len(run.gaps) - 5} more such"] if len(run.gaps) > 5 else [])],
         "task": run.config.task.name,
         "objective": run.training["objective"],
         "seeds": train.seeds,

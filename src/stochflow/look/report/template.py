@@ -63,6 +63,8 @@ PAGE = """{% from "figure" import figure %}
 <h1>{{ run.name }}</h1>
 <p class="faint">{{ run.task }} · {{ run.objective }} · {{ run.state }} · {{ run.seeds }} seed{{ "s" if run.seeds > 1 }}</p>
 <p class="verdict">{{ run.verdict }}</p>
+{% for words in run.gaps %}<p class="ill">Left out: {{ words }}.</p>
+{% endfor %}
 <p class="{{ 'ill' if run.findings else 'faint' if run.early else 'well' }}">{{ run.health }}</p>
 {% if run.tiles %}
 <div class="tiles">
