@@ -9,6 +9,8 @@ from typing import Annotated
 
 import tyro
 
+from stochflow.cli.complaints import parsed
+
 
 @dataclass(frozen=True)
 class DesignNoise:
@@ -32,8 +34,7 @@ class DesignNoise:
 def run(words: list[str]) -> int:
     """The command; returns the exit code."""
     asked = parsed(DesignNoise, words, prog="stochflow design noise")
-    from stochflow.cli.complaints import parsed
-from stochflow.runs.atomic import write_text
+    from stochflow.runs.atomic import write_text
     from stochflow.types import plain
     from stochflow.worlds.pairs import estimate, read_pairs
 
