@@ -17,8 +17,14 @@ def header(device: str, **settings: Any) -> dict[str, Any]:
     """Versions, hardware and settings."""
     cuda = device.startswith("cuda")
     return {
-        "versions": {"stochflow": stochflow.__version__, "python": platform.python_version(), "torch": torch.__version__},
-        "hardware": torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} thread(s)",
+        "versions": {
+            "stochflow": stochflow.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "hardware": torch.cuda.get_device_name()
+        if cuda
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} thread(s)",
         "settings": settings,
     }
 
@@ -26,7 +32,12 @@ def header(device: str, **settings: Any) -> dict[str, Any]:
 def spread(values: torch.Tensor) -> dict[str, Any]:
     """Median over seeds with its interval, and the seeds themselves."""
     found = metrics.interval(values.double())
-    return {"median": found.median, "low": found.low, "high": found.high, "seeds": [round(v, 6) for v in values.double().cpu().tolist()]}
+    return {
+        "median": found.median,
+        "low": found.low,
+        "high": found.high,
+        "seeds": [round(v, 6) for v in values.double().cpu().tolist()],
+    }
 
 
 def write(result: dict[str, Any], out: Path | None) -> None:

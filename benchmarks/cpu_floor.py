@@ -62,7 +62,11 @@ def measure(task: str, seeds: int, threads: int, budget: float) -> dict[str, Any
         some.append([float((layer[0, : reached[0]] > 0).mean()) for layer in space.rows.inputs[:LAYERS]])
     states = round(sum(met) / len(met))
     outputs, flat = trainer.policy.head.weight.shape[2], trainer.policy_flat
-    x, y, slope = torch.randn(seeds, states, HIDDEN), torch.randn(seeds, states, HIDDEN), torch.randn(seeds, states, outputs)
+    x, y, slope = (
+        torch.randn(seeds, states, HIDDEN),
+        torch.randn(seeds, states, HIDDEN),
+        torch.randn(seeds, states, outputs),
+    )
     second, head = torch.randn(seeds, HIDDEN, HIDDEN), torch.randn(seeds, HIDDEN, outputs)
 
     def products() -> None:
@@ -107,7 +111,12 @@ def main() -> None:
             rows.append(measure(task, seeds, given.threads, given.budget))
             print(rows[-1], flush=True)
     versions = {"stochflow": stochflow.__version__, "python": sys.version.split()[0], "torch": torch.__version__}
-    result = {"hardware": f"{given.hardware}, {given.threads} thread(s)", "versions": versions, "batch": BATCH, "rows": rows}
+    result = {
+        "hardware": f"{given.hardware}, {given.threads} thread(s)",
+        "versions": versions,
+        "batch": BATCH,
+        "rows": rows,
+    }
     if given.out:
         given.out.write_text(json.dumps(result, indent=1) + "\n")
 

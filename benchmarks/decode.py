@@ -163,7 +163,9 @@ def case(net: Transformer, batch: int, length: int, device: str, rounds: int) ->
         "world_seconds": round(world, 5),
         "ratio": round(repeat / cache, 2),
         "positions_ratio": (length + 1) / 2,
-        "operations_ratio": round(operations(net, env.num_moves, length, False) / operations(net, env.num_moves, length, True), 2),
+        "operations_ratio": round(
+            operations(net, env.num_moves, length, False) / operations(net, env.num_moves, length, True), 2
+        ),
         "shares": shares(lambda: rollout(task, policy, batch), device),
     }
 
@@ -181,7 +183,12 @@ def main() -> None:
         shape, batch = words.split(":")
         net = Transformer(*[int(x) for x in shape.split(",")])
         for length in args.lengths:
-            row = {"net": repr(net), "batch": int(batch), "length": length, **case(net, int(batch), length, args.device, args.rounds)}
+            row = {
+                "net": repr(net),
+                "batch": int(batch),
+                "length": length,
+                **case(net, int(batch), length, args.device, args.rounds),
+            }
             result["cases"].append(row)
             print(row, flush=True)
             write(result, args.out)

@@ -25,7 +25,9 @@ CODE = "from stochflow.runs.config import configure; from stochflow.runs.experim
 
 def seconds(task: str, kept: str) -> float:
     begun = time.perf_counter()
-    subprocess.run([sys.executable, "-c", CODE.format(task=task)], check=True, env=os.environ | {"NUMBA_CACHE_DIR": kept})
+    subprocess.run(
+        [sys.executable, "-c", CODE.format(task=task)], check=True, env=os.environ | {"NUMBA_CACHE_DIR": kept}
+    )
     return time.perf_counter() - begun
 
 

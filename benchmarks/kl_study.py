@@ -46,7 +46,9 @@ def make_objective(key: str, weight: float) -> Any:
     }[key]()
 
 
-def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weight: float, device: str, yardsticks: dict) -> dict[str, Any]:
+def run_one(
+    task_name: str, stick: float, key: str, seeds: int, steps: int, weight: float, device: str, yardsticks: dict
+) -> dict[str, Any]:
     """Train one method and measure it three times: after a quarter, a half and all of its steps."""
     import torch
 
@@ -79,7 +81,9 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
     dynamics = Neural(task.env, rows).to(where)
     source = OnPolicy(task, policy, spec.batch, spec.explore, spec.explore_tau)
     noise = NoiseTraining(spec.dynamics_lr, spec.dynamics_clip)
-    trainer = Trainer(task, policy, dynamics, objective, source, lr=spec.lr, noise=noise, iteration=Iteration(spec.clip))
+    trainer = Trainer(
+        task, policy, dynamics, objective, source, lr=spec.lr, noise=noise, iteration=Iteration(spec.clip)
+    )
     target = yard.target.target
     curve: dict[str, list[float]] = {}
     seconds = 0.0
@@ -93,7 +97,10 @@ def run_one(task_name: str, stick: float, key: str, seeds: int, steps: int, weig
             law = exact_law(yard.graph, task.channel, policy)
             curve[str(until)] = metrics.tv(law, target).tolist()
             if share == 1.0:
-                end = {"kl_target_model": metrics.kl(target, law).tolist(), "kl_model_target": metrics.kl(law, target).tolist()}
+                end = {
+                    "kl_target_model": metrics.kl(target, law).tolist(),
+                    "kl_model_target": metrics.kl(law, target).tolist(),
+                }
                 fit = metrics.dynamics_report(task.env, dynamics, task.channel, trainer.act())
     floor = yard.floor
     extra = {}
@@ -142,15 +149,26 @@ def hardware(device: str) -> dict[str, Any]:
 
     import stochflow
 
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__, "scipy": scipy.__version__}
+    name = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    )
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "scipy": scipy.__version__,
+    }
     return {"device": name, "versions": {"stochflow": stochflow.__version__, **versions}}
 
 
 def study(args: argparse.Namespace) -> None:
     out = Path(args.out)
     found: dict[str, Any] = (
-        json.loads(out.read_text()) if out.exists() else {"study": "kl", "gamma": GAMMA, "weight": args.weight, "runs": []}
+        json.loads(out.read_text())
+        if out.exists()
+        else {"study": "kl", "gamma": GAMMA, "weight": args.weight, "runs": []}
     )
     found |= hardware(args.device)
     done = {(r["task"], r["stick"], r["method"]) for r in found["runs"]}
@@ -168,7 +186,11 @@ def study(args: argparse.Namespace) -> None:
                 part.write_text(json.dumps(found, indent=1) + "\n")
                 os.replace(part, out)
                 middle = sorted(run["tv"])[len(run["tv"]) // 2]
-                print(f"{task_name} stick {stick} {key}: median TV {middle:.4f}, {run['seconds']:.1f} s", file=sys.stderr, flush=True)
+                print(
+                    f"{task_name} stick {stick} {key}: median TV {middle:.4f}, {run['seconds']:.1f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 # the page -----------------------------------------------------------------------------------------------------------
@@ -211,7 +233,9 @@ def in_short(groups: dict[tuple[str, float], dict[str, dict[str, Any]]], names: 
             for with_kl, without, label in PAIRS:
                 if with_kl in runs and without in runs:
                     i = interval([a - b for a, b in zip(runs[with_kl]["tv"], runs[without]["tv"], strict=True)])
-                    word = "helps" if i.high < 0 else "hurts" if i.low > 0 else "makes no difference that these seeds show"
+                    word = (
+                        "helps" if i.high < 0 else "hurts" if i.low > 0 else "makes no difference that these seeds show"
+                    )
                     said[word].append(f"{label.replace(' with and without', '')} at {stick} ({i.median:+.4f})")
             least = min(runs, key=lambda k: interval(runs[k]["tv"]).median)
             best[stick] = f"{METHODS[least][0]} at {stick} ({interval(runs[least]['tv']).median:.4f})"
@@ -251,7 +275,9 @@ def render(found: dict[str, Any]) -> str:
             continue
         first = next(iter(next(iter(mine.values())).values()))
         lines += ["", f"## {names[task]}", ""]
-        lines += [f"{len(first['seeds'])} seeds, {first['steps']} steps of {first['batch']} trajectories, learning rate {first['lr']}."]
+        lines += [
+            f"{len(first['seeds'])} seeds, {first['steps']} steps of {first['batch']} trajectories, learning rate {first['lr']}."
+        ]
         for stick, runs in mine.items():
             any_run = next(iter(runs.values()))
             head = f"best achievable TV {number(any_run['floor_tv'])} ({any_run['floor_kind']}), naive {number(any_run['naive_tv'])}"
@@ -265,7 +291,14 @@ def render(found: dict[str, Any]) -> str:
                     continue
                 r = runs[key]
                 calls = f"{r['oracle_calls'] / len(r['seeds']) / 1e3:.0f}k"
-                row = [label, cell(r["tv"]), cell(r["tv"], r["floor_tv"] or 0.0), number(r["limit_tv"]), calls, f"{r['ms_per_step']:.1f}"]
+                row = [
+                    label,
+                    cell(r["tv"]),
+                    cell(r["tv"], r["floor_tv"] or 0.0),
+                    number(r["limit_tv"]),
+                    calls,
+                    f"{r['ms_per_step']:.1f}",
+                ]
                 lines.append("| " + " | ".join(row) + " |")
         lines += ["", "Change of TV when the KL term is added (negative is better), the same seeds paired:", ""]
         lines += ["| stick | objective | change of TV | seeds that gained |", "|---|---|---|---|"]
@@ -275,9 +308,16 @@ def render(found: dict[str, Any]) -> str:
                     lines.append(f"| {stick} | {label} | {better(runs, with_kl, without)} |")
         ratios = [(stick, runs["sgfn-kl"]) for stick, runs in mine.items() if "sgfn-kl" in runs]
         if ratios:
-            lines += ["", "The entropy band at the end of SGFN-KL (fractions of the largest entropy) and the ratio:", ""]
+            lines += [
+                "",
+                "The entropy band at the end of SGFN-KL (fractions of the largest entropy) and the ratio:",
+                "",
+            ]
             lines += ["| stick | entropy_high | entropy_low | r_gamma |", "|---|---|---|---|"]
-            lines += [f"| {stick} | {cell(r['entropy_high'])} | {cell(r['entropy_low'])} | {cell(r['r_gamma'])} |" for stick, r in ratios]
+            lines += [
+                f"| {stick} | {cell(r['entropy_high'])} | {cell(r['entropy_low'])} | {cell(r['r_gamma'])} |"
+                for stick, r in ratios
+            ]
     return "\n".join([*lines, ""])
 
 

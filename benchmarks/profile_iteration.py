@@ -1,7 +1,7 @@
 """What one iteration consists of: torch's operators and, on a GPU, kernels, by torch alone and by the fastest engine, with and without torch.compile.
 
-    PYTHONPATH=src python benchmarks/profile_iteration.py --out benchmarks/results/profile_cpu.json
-    PYTHONPATH=src python benchmarks/profile_iteration.py --device cuda --out benchmarks/results/profile_gpu.json
+PYTHONPATH=src python benchmarks/profile_iteration.py --out benchmarks/results/profile_cpu.json
+PYTHONPATH=src python benchmarks/profile_iteration.py --device cuda --out benchmarks/results/profile_gpu.json
 """
 
 from __future__ import annotations
@@ -25,13 +25,26 @@ TASKS: dict[str, dict[str, Any]] = {
     "TFBind8": {"task": "tfbind8", "stick": 0.0},
     "TFBind8, stick 0.25, learned noise": {"task": "tfbind8", "stick": 0.25},
 }
-STEPS = {"cpu": 100, "cuda": 20}  # on the CPU, where many go at once, as many as there are from one line of the log to the next
+STEPS = {
+    "cpu": 100,
+    "cuda": 20,
+}  # on the CPU, where many go at once, as many as there are from one line of the log to the next
 
 
 def make(settings: dict[str, Any], batch: int, device: str, kernel: bool, compiled: bool) -> Any:
     given = {k: v for k, v in settings.items() if k != "task"} | ({"compile": True} if compiled else {})
     engine = "auto" if kernel else "eager"
-    config = configure(settings["task"], **given, batch=batch, device=device, net="mlp", hidden=256, objective="tb", lr=1e-3, engine=engine)
+    config = configure(
+        settings["task"],
+        **given,
+        batch=batch,
+        device=device,
+        net="mlp",
+        hidden=256,
+        objective="tb",
+        lr=1e-3,
+        engine=engine,
+    )
     return Experiment(config).trainer
 
 
@@ -66,10 +79,14 @@ def measure(trainer: Any, cuda: bool) -> dict[str, Any]:
     events = seen.key_averages()
     row: dict[str, Any] = {
         "ms": round(statistics.median(found), 3),
-        "operators": round(sum(e.count for e in events if e.key.startswith("aten::")) / (1 if cuda else STEPS["cpu"]), 1),
+        "operators": round(
+            sum(e.count for e in events if e.key.startswith("aten::")) / (1 if cuda else STEPS["cpu"]), 1
+        ),
     }
     if cuda:
-        kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.key.startswith("Optimizer")]
+        kernels = [
+            e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.key.startswith("Optimizer")
+        ]
         row["kernels"] = sum(e.count for e in kernels)
         longest = sorted(kernels, key=lambda e: -e.self_device_time_total)[:8]
         row["longest_us"] = {e.key[:60]: round(e.self_device_time_total, 1) for e in longest}

@@ -37,7 +37,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             measured = row.get("measured", result)  # a row's own record, or that of a file from before rows had one
             seeds = measured["settings"]["seeds"]
             where = f"{measured['hardware']}, {seeds} seed{'s' if seeds > 1 else ''} at once, {row['seconds']:.0f} s"
-            lines.append(f"| {WORLDS[row['task']]} | {row['stick']} | **{figures[0]}** | {figures[1]} | {figures[2]} | {where} |")
+            lines.append(
+                f"| {WORLDS[row['task']]} | {row['stick']} | **{figures[0]}** | {figures[1]} | {figures[2]} | {where} |"
+            )
     return "\n".join(lines)
 
 

@@ -69,7 +69,12 @@ def samples(folder: Path, counts: list[int]) -> list[dict[str, Any]]:
         assert written == count
         assert first.endswith(",mode")
         rows.append(
-            {"samples": count, "seconds": round(seconds, 1), "memory_mb": round(memory / MB), "file_mb": round(file.stat().st_size / MB, 1)}
+            {
+                "samples": count,
+                "seconds": round(seconds, 1),
+                "memory_mb": round(memory / MB),
+                "file_mb": round(file.stat().st_size / MB, 1),
+            }
         )
         file.unlink()
     return rows

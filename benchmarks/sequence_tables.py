@@ -58,7 +58,9 @@ def law(found: dict[str, Any]) -> str:
                 objective = f"{objective.split()[0]}, {row['steps']:,} steps at {row['lr']:g}"
             kernel = figure(row["kernel_tv_on_policy"]) if "kernel_tv_on_policy" in row else ""
             rows.append([world, model, objective, figure(row["tv"]), f"{row['loss']['median']:.4f}", kernel])
-    return lines(["world", "model of the noise", "objective", "exact TV to the target", "last loss", "kernel TV on-policy"], rows)
+    return lines(
+        ["world", "model of the noise", "objective", "exact TV to the target", "last loss", "kernel TV on-policy"], rows
+    )
 
 
 def trunks(found: dict[str, Any]) -> str:
@@ -66,9 +68,19 @@ def trunks(found: dict[str, Any]) -> str:
     head = ["trunk", "parameters", "rate", *[f"TV at {int(b):,} samples" for b in budgets], "seconds"]
     rows = []
     for name, row in found["nets"].items():
-        rows.append([name, f"{row['parameters']:,}", f"{row['lr']:g}", *[figure(row["tv"][b]) for b in budgets], f"{row['seconds']:.0f}"])
+        rows.append(
+            [
+                name,
+                f"{row['parameters']:,}",
+                f"{row['lr']:g}",
+                *[figure(row["tv"][b]) for b in budgets],
+                f"{row['seconds']:.0f}",
+            ]
+        )
     best = [f"{closest(found['nets'], b)} at {int(b):,}" for b in budgets]
-    said = f"Closest: {'; '.join(best)} samples. The best achievable law (least forward KL) has {found['floor_tv']:.4f}. "
+    said = (
+        f"Closest: {'; '.join(best)} samples. The best achievable law (least forward KL) has {found['floor_tv']:.4f}. "
+    )
     return lines(head, rows) + "\n\n" + said + measured(found)
 
 
@@ -84,8 +96,22 @@ def decoding(found: dict[str, Any]) -> str:
     for r in found["cases"]:
         net = re.sub(r"[A-Za-z]+\(width=(\d+), heads=(\d+), layers=(\d+)\)", r"\1 wide, \3 layers", r["net"])
         times = [f"{1000 * r[k + '_seconds']:,.1f} ms" for k in ("cache", "repeat")]
-        shares = " / ".join(f"{100 * r['shares'][k]:.0f}" for k in ("weights", "attention", "rest")) if r["shares"] else "not measured"
-        rows.append([net, f"{r['batch']:,}", str(r["length"]), *times, f"**{r['ratio']:.1f}**", f"{r['operations_ratio']:.1f}", shares])
+        shares = (
+            " / ".join(f"{100 * r['shares'][k]:.0f}" for k in ("weights", "attention", "rest"))
+            if r["shares"]
+            else "not measured"
+        )
+        rows.append(
+            [
+                net,
+                f"{r['batch']:,}",
+                str(r["length"]),
+                *times,
+                f"**{r['ratio']:.1f}**",
+                f"{r['operations_ratio']:.1f}",
+                shares,
+            ]
+        )
     head = [
         "net",
         "batch",
@@ -105,7 +131,14 @@ def memory(found: dict[str, Any]) -> str:
         for length, row in net["lengths"].items():
             peak = [f"{row['peak_kb']:,.0f} kB", f"{row['peak_kb'] / int(length):.1f} kB"] if "peak_kb" in row else []
             rows.append(
-                [name, length, f"{row['autograd_kb']:,.0f} kB", f"{row['trajectory_kb']:.1f} kB", f"{row['replay_kb']:.2f} kB", *peak]
+                [
+                    name,
+                    length,
+                    f"{row['autograd_kb']:,.0f} kB",
+                    f"{row['trajectory_kb']:.1f} kB",
+                    f"{row['replay_kb']:.2f} kB",
+                    *peak,
+                ]
             )
     head = ["trunk", "length", "kept for the gradient", "trajectory", "in replay"]
     head += ["peak of an iteration", "peak a letter"] if len(rows[0]) > len(head) else []
@@ -147,7 +180,9 @@ def main() -> None:
     page = PAGE.read_text()
     made = render(page)
     if args.check:
-        sys.exit(0 if made == page else f"{PAGE.name} is not what the results say: run python benchmarks/sequence_tables.py")
+        sys.exit(
+            0 if made == page else f"{PAGE.name} is not what the results say: run python benchmarks/sequence_tables.py"
+        )
     PAGE.write_text(made)
 
 

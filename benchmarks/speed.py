@@ -33,7 +33,17 @@ WINDOWS = 5
 
 def make(settings: dict[str, Any], batch: int, seeds: int, device: str, capture: bool) -> Any:
     given = {k: v for k, v in settings.items() if k != "task"}
-    config = configure(settings["task"], **given, batch=batch, seeds=seeds, device=device, net="mlp", hidden=256, objective="tb", lr=1e-3)
+    config = configure(
+        settings["task"],
+        **given,
+        batch=batch,
+        seeds=seeds,
+        device=device,
+        net="mlp",
+        hidden=256,
+        objective="tb",
+        lr=1e-3,
+    )
     trainer = Experiment(config).trainer
     trainer.iteration = trainer.iteration._replace(capture=capture)
     return trainer
@@ -77,12 +87,19 @@ def measure(device: str, batches: list[int], seeds: list[int], budget: float) ->
                 if cuda:
                     torch.cuda.reset_peak_memory_stats()
                 trainer = make(settings, batch, many, device, capture=True)
-                row: dict[str, Any] = {"task": name, "batch": batch, "seeds": many, "ms": round(milliseconds(trainer, wait, budget), 3)}
+                row: dict[str, Any] = {
+                    "task": name,
+                    "batch": batch,
+                    "seeds": many,
+                    "ms": round(milliseconds(trainer, wait, budget), 3),
+                }
                 row["trajectories_a_second"] = round(batch * many / row["ms"] * 1e3)
                 if cuda:
                     row["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
                     if batch == batches[0] and many == 1:
-                        row["eager_ms"] = round(milliseconds(make(settings, batch, many, device, capture=False), wait, budget), 3)
+                        row["eager_ms"] = round(
+                            milliseconds(make(settings, batch, many, device, capture=False), wait, budget), 3
+                        )
                 elif many == 1:
                     row["operators"] = operators(trainer)
                 row["loss"] = float(trainer.stats["loss"].median())

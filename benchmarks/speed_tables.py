@@ -21,7 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "speed.md"
 RESULTS = ROOT / "benchmarks" / "results"
 LIBRARIES = ("stochflow", "torchgfn", "gfnx")
-TITLES = {"grid2": "grid 2-D, side 8", "grid4": "grid 4-D, side 20", "tfbind8": "TFBind8", "bits": "bit sequences, 120 bits in words of 8"}
+TITLES = {
+    "grid2": "grid 2-D, side 8",
+    "grid4": "grid 4-D, side 20",
+    "tfbind8": "TFBind8",
+    "bits": "bit sequences, 120 bits in words of 8",
+}
 Found = dict[str, Any]
 
 
@@ -32,7 +37,17 @@ def lines(head: list[str], rows: list[list[str]]) -> str:
 
 def number(x: float) -> str:
     """Three figures, and no more than four places."""
-    return f"{x:,.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}" if x >= 1 else f"{x:.3f}" if x >= 0.1 else f"{x:.4f}"
+    return (
+        f"{x:,.0f}"
+        if x >= 100
+        else f"{x:.1f}"
+        if x >= 10
+        else f"{x:.2f}"
+        if x >= 1
+        else f"{x:.3f}"
+        if x >= 0.1
+        else f"{x:.4f}"
+    )
 
 
 def cell(row: Found, library: str, key: str, scale: float = 1.0) -> str:
@@ -84,16 +99,39 @@ def peers(found: Found) -> str:
     for r in answered(found["speed"]):
         speed = r["stochflow"].get("trajectories_a_second")
         times = [cell(r, name, "ms") for name in LIBRARIES]
-        rows.append([TITLES[r["task"]], str(r["batch"]), *times, ratio(r, "torchgfn"), ratio(r, "gfnx"), f"{speed:,}" if speed else "–"])
+        rows.append(
+            [
+                TITLES[r["task"]],
+                str(r["batch"]),
+                *times,
+                ratio(r, "torchgfn"),
+                ratio(r, "gfnx"),
+                f"{speed:,}" if speed else "–",
+            ]
+        )
     return lines(head, rows) + failed(found["speed"]) + "\n\n" + measured(found)
 
 
 def processor(found: Found) -> str:
-    head = ["task", "batch", *(f"{name}, processor ms" for name in LIBRARIES), "torchgfn / stochflow", "gfnx / stochflow"]
+    head = [
+        "task",
+        "batch",
+        *(f"{name}, processor ms" for name in LIBRARIES),
+        "torchgfn / stochflow",
+        "gfnx / stochflow",
+    ]
     rows = []
     for r in found["speed"]:
         times = [cell(r, name, "processor_ms") for name in LIBRARIES]
-        rows.append([TITLES[r["task"]], str(r["batch"]), *times, ratio(r, "torchgfn", "processor_ms"), ratio(r, "gfnx", "processor_ms")])
+        rows.append(
+            [
+                TITLES[r["task"]],
+                str(r["batch"]),
+                *times,
+                ratio(r, "torchgfn", "processor_ms"),
+                ratio(r, "gfnx", "processor_ms"),
+            ]
+        )
     return lines(head, rows)
 
 
@@ -124,7 +162,8 @@ def noise(found: Found) -> str:
 
 def memory(found: Found) -> str:
     rows = [
-        [TITLES[r["task"]], str(r["batch"]), *(cell(r, name, "memory", 2**-20) for name in LIBRARIES)] for r in answered(found["speed"])
+        [TITLES[r["task"]], str(r["batch"]), *(cell(r, name, "memory", 2**-20) for name in LIBRARIES)]
+        for r in answered(found["speed"])
     ]
     kind = "peak of the device" if found["device"] == "cuda" else "peak beyond imports"
     return lines(["task", "batch", *(f"{name}, MiB" for name in LIBRARIES)], rows) + f"\n\n*MiB: {kind}.*"
@@ -147,13 +186,23 @@ def learns(found: Found) -> str:
 
 
 def seeds(found: Found) -> str:
-    one = {(r["task"], r["batch"]): r["stochflow"].get("ms") for r in (*found["speed"], *(r for r in found["seeds"] if r["seeds"] == 1))}
+    one = {
+        (r["task"], r["batch"]): r["stochflow"].get("ms")
+        for r in (*found["speed"], *(r for r in found["seeds"] if r["seeds"] == 1))
+    }
     rows = []
     for r in answered([r for r in found["seeds"] if r["seeds"] > 1]):
         single, many = one.get((r["task"], r["batch"])), r["stochflow"].get("ms")
         times = f"{many / single:.2f}" if single and many else "–"
         rows.append(
-            [TITLES[r["task"]], str(r["batch"]), str(r["seeds"]), number(single) if single else "–", number(many) if many else "–", times]
+            [
+                TITLES[r["task"]],
+                str(r["batch"]),
+                str(r["seeds"]),
+                number(single) if single else "–",
+                number(many) if many else "–",
+                times,
+            ]
         )
     return lines(["task", "batch", "seeds", "one seed, ms", "all seeds, ms", "ratio"], rows)
 
@@ -194,10 +243,19 @@ def profiled_gpu(found: Found) -> str:
     rows = []
     for task in dict.fromkeys(r["task"] for r in found["rows"]):
         plain, own = made[task, False], made[task, True]
-        ours = [f"`{name}` {us:.0f}" for name, us in own["longest_us"].items() if "::" not in name and len(name) < 20]  # torch's have long names
+        ours = [
+            f"`{name}` {us:.0f}" for name, us in own["longest_us"].items() if "::" not in name and len(name) < 20
+        ]  # torch's have long names
         longest = ", ".join(ours[:3])
         rows.append([task, str(plain["kernels"]), str(own["kernels"]), number(plain["ms"]), number(own["ms"]), longest])
-    head = ["task, batch 16, one seed", "kernels, operators alone", "kernels now", "ms, operators alone", "ms now", "the longest of ours, microseconds"]
+    head = [
+        "task, batch 16, one seed",
+        "kernels, operators alone",
+        "kernels now",
+        "ms, operators alone",
+        "ms now",
+        "the longest of ours, microseconds",
+    ]
     return lines(head, rows) + "\n\n" + where(found)
 
 
@@ -234,7 +292,9 @@ def growth(found: Found) -> str:
             if "error" in r:
                 rows.append([what, "", r["error"], "", ""])
                 continue
-            value = {"horizon": r["horizon"], "batch": r["batch"], "alphabet": r["moves"], "seeds": r.get("seeds", 1)}[what]
+            value = {"horizon": r["horizon"], "batch": r["batch"], "alphabet": r["moves"], "seeds": r.get("seeds", 1)}[
+                what
+            ]
             fixed = {"horizon": f"alphabet {r['moves']}", "alphabet": f"horizon {r['horizon']}"}.get(
                 what, f"TFBind8, stick {r.get('stick', 0):g}"
             )
@@ -251,9 +311,20 @@ def states(found: Found) -> str:
             rows.append([name, r["error"], "", "", "", ""])
         else:
             rows.append(
-                [name, f"{r['states']:,}", number(r["graph_s"]), number(r["law_s"]), number(r["peak_mib"]), f"{r['bytes_a_state']:,}"]
+                [
+                    name,
+                    f"{r['states']:,}",
+                    number(r["graph_s"]),
+                    number(r["law_s"]),
+                    number(r["peak_mib"]),
+                    f"{r['bytes_a_state']:,}",
+                ]
             )
-    return lines(["space", "states", "listing it, s", "law of a policy, s", "peak, MiB", "bytes a state"], rows) + "\n\n" + where(found)
+    return (
+        lines(["space", "states", "listing it, s", "law of a policy, s", "peak, MiB", "bytes a state"], rows)
+        + "\n\n"
+        + where(found)
+    )
 
 
 def floor(found: Found) -> str:
@@ -265,12 +336,22 @@ def floor(found: Found) -> str:
     for r in found["rows"]:
         own = one[r["task"]]["stochflow"]["ms"]
         alone = many.get((r["task"], 1), own)
-        hoped, ours = (one[r["task"]]["gfnx"]["ms"] / 3, own) if r["seeds"] == 1 else (3 * alone, many[r["task"], r["seeds"]])
+        hoped, ours = (
+            (one[r["task"]]["gfnx"]["ms"] / 3, own) if r["seeds"] == 1 else (3 * alone, many[r["task"], r["seeds"]])
+        )
         least = r["products_ms"] + r["update_ms"]
         figures = [number(x) for x in (r["products_ms"], r["update_ms"], least, ours, hoped)]
         some = ", ".join(f"{100 * x:.0f} %" for x in r["nonzero"])
         rows.append([r["title"], str(r["seeds"]), f"{r['states']:,}", some, *figures])
-    head = ["task, batch 16", "seeds", "distinct states per seed", "nonzero activations of the two layers", "products, ms", "update, ms", "together"]
+    head = [
+        "task, batch 16",
+        "seeds",
+        "distinct states per seed",
+        "nonzero activations of the two layers",
+        "products, ms",
+        "update, ms",
+        "together",
+    ]
     head += ["our iteration, ms", "hoped for, ms"]
     return lines(head, rows) + "\n\n" + where(found)
 
@@ -308,7 +389,13 @@ def pieces(found: Found) -> str:
         ratios = {row: ms["without_ms"] / ms["ms"] for row, ms in piece["rows"].items()}
         best = sorted(ratios, key=lambda row: -ratios[row])
         if best:
-            rows.append([piece["name"], str(piece["lines"]), *(f"{ratios[row]:.2f} ({row.replace('/', ', ')})" for row in (best[0], best[-1]))])
+            rows.append(
+                [
+                    piece["name"],
+                    str(piece["lines"]),
+                    *(f"{ratios[row]:.2f} ({row.replace('/', ', ')})" for row in (best[0], best[-1])),
+                ]
+            )
     rows.sort(key=lambda row: -float(row[2].split()[0]))
     made = f"*{found['hardware']}; torch {found['torch']}; {found['date']}.*"
     return lines(["piece", "lines", "slower without it, at most", "and at least"], rows) + "\n\n" + made
@@ -339,7 +426,9 @@ def main() -> None:
     page = PAGE.read_text()
     made = render(page)
     if given.check:
-        sys.exit(0 if made == page else "docs/speed.md is not what the results say: run python benchmarks/speed_tables.py")
+        sys.exit(
+            0 if made == page else "docs/speed.md is not what the results say: run python benchmarks/speed_tables.py"
+        )
     PAGE.write_text(made)
 
 

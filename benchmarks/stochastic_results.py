@@ -37,9 +37,16 @@ def groups() -> dict[str, list[dict[str, Any]]]:
     """What can be run, by the names that --rows takes; most telling first."""
 
     def bind(sticks: tuple[float, ...] = STICKS, **fixed: Any) -> list[dict[str, Any]]:
-        return [{"task": "tfbind8", "objective": "db", "dynamics": "neural", "net": "lookup", **fixed, "stick": s} for s in sticks]
+        return [
+            {"task": "tfbind8", "objective": "db", "dynamics": "neural", "net": "lookup", **fixed, "stick": s}
+            for s in sticks
+        ]
 
-    grid = [{"task": "grid", "objective": "db", "dynamics": d, "net": "mlp", "stick": s} for d in ("neural", "known") for s in (0.25, 0.5)]
+    grid = [
+        {"task": "grid", "objective": "db", "dynamics": d, "net": "mlp", "stick": s}
+        for d in ("neural", "known")
+        for s in (0.25, 0.5)
+    ]
     return {
         "db": bind(),
         "known": bind(dynamics="known"),
@@ -69,7 +76,10 @@ def settings_of(row: dict[str, Any], device: str) -> dict[str, Any]:
     if row["net"] == "lookup":
         chosen["batch"] = 4096 if device == "cuda" else 1024
         return chosen | ({"lr": 3e-3} if row["objective"] == "flow-kl" else {})
-    wide = {"mlp": {"hidden": 512, "layers": 3, "lr": 1.5e-3}, "transformer": {"hidden": 128, "layers": 2, "heads": 4, "lr": 2e-3}}
+    wide = {
+        "mlp": {"hidden": 512, "layers": 3, "lr": 1.5e-3},
+        "transformer": {"hidden": 128, "layers": 2, "heads": 4, "lr": 2e-3},
+    }
     return chosen | wide[row["net"]] | {"batch": 1024}
 
 
@@ -81,7 +91,9 @@ def train(trainer: Any, seconds: float) -> tuple[float, float]:
         float(trainer.raw_stats[0, 0])  # wait for the device
         return time.perf_counter() - begun
 
-    trainer.train(trainer.steps_done + 4)  # the first by itself, then with and without figures to note, each recorded once
+    trainer.train(
+        trainer.steps_done + 4
+    )  # the first by itself, then with and without figures to note, each recorded once
     first = now = spent()
     steps, each = 1, 0.0  # steps until the next look at the clock, seconds a step
     while now + 1.2 * steps * each < seconds:  # they still fit, even if they are a little slower than the last
@@ -148,7 +160,9 @@ def commit() -> str | None:
     """The commit, where there is a repository and the code is as it was committed."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         return None if git("status", "--porcelain", "--", str(SOURCE)) else git("rev-parse", "--short=10", "HEAD")
@@ -162,7 +176,12 @@ def record(device: str, seconds: float, seeds: int) -> dict[str, Any]:
 
     head = header(device, seconds=seconds, seeds=seeds)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
-    return {"day": day, "source": source_digest(), "commit": commit(), **{k: head[k] for k in ("versions", "hardware", "settings")}}
+    return {
+        "day": day,
+        "source": source_digest(),
+        "commit": commit(),
+        **{k: head[k] for k in ("versions", "hardware", "settings")},
+    }
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -180,7 +199,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The rows of a file; a row without a record of its own is from before rows kept one, and says what its file said."""
     result = json.loads(path.read_text())
     head = {k: result.get(k) for k in ("versions", "hardware", "settings")}
-    return [r if "measured" in r else {**r, "measured": {"day": None, "source": None, "commit": None, **head}} for r in result["rows"]]
+    return [
+        r if "measured" in r else {**r, "measured": {"day": None, "source": None, "commit": None, **head}}
+        for r in result["rows"]
+    ]
 
 
 def with_commit(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -201,7 +223,20 @@ def measure(device: str, seconds: float, seeds: int, out: Path, rows: list[dict[
         found = run(row, device, seconds, seeds)
         done = join(done, [{**found, "measured": measured}])
         save(done, out)  # at once: a call that is cut short loses no row
-        shown = ("task", "stick", "objective", "dynamics", "net", "steps", "seconds", "first_seconds", "tv", "limit_tv", "floor_tv", "l1")
+        shown = (
+            "task",
+            "stick",
+            "objective",
+            "dynamics",
+            "net",
+            "steps",
+            "seconds",
+            "first_seconds",
+            "tv",
+            "limit_tv",
+            "floor_tv",
+            "l1",
+        )
         print({k: found[k] for k in shown}, flush=True)
 
 
@@ -284,9 +319,16 @@ def main() -> None:
     a.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     a.add_argument("--seconds", type=float, default=28.0)
     a.add_argument("--seeds", type=int, default=5)
-    a.add_argument("--rows", default=",".join(groups()), help="groups of rows, separated by commas: " + ", ".join(groups()))
+    a.add_argument(
+        "--rows", default=",".join(groups()), help="groups of rows, separated by commas: " + ", ".join(groups())
+    )
     a.add_argument("--sticks", type=float, nargs="+", default=list(STICKS), help="only the rows of these noises")
-    a.add_argument("--merge", type=Path, nargs="+", help="join the rows of these files into --out and measure nothing; a later file wins")
+    a.add_argument(
+        "--merge",
+        type=Path,
+        nargs="+",
+        help="join the rows of these files into --out and measure nothing; a later file wins",
+    )
     a.add_argument("--out", type=Path, default=HERE / "results" / "stochastic_gpu.json")
     a.add_argument("--render", action="store_true", help="print docs/results.md and measure nothing")
     a.add_argument("--digest", action="store_true", help="print the name that rows give to this checkout's code")

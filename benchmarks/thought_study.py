@@ -147,7 +147,15 @@ def predict(task: Task, make: Maker, seeds: list[int], steps: int, batch: int, d
 
 
 def learn(
-    task: Task, make: Maker, objective: Objective, thought_state: bool, seeds: list[int], steps: int, lr: float, batch: int, device: str
+    task: Task,
+    make: Maker,
+    objective: Objective,
+    thought_state: bool,
+    seeds: list[int],
+    steps: int,
+    lr: float,
+    batch: int,
+    device: str,
 ) -> dict[str, torch.Tensor]:
     """Train by a marginal balance, and compare the exact law with the target."""
     torch.manual_seed(0)
@@ -156,7 +164,9 @@ def learn(
     if thought_state:
         dynamics = Augmented(world.env, dynamics).to(device)
     policy = Policy(world.env, MLP(64, 2), seeds=seeds).to(device)
-    source = OnPolicy(world, policy, batch)  # no exploration: a kernel of states is right for the behaviour it was learned from
+    source = OnPolicy(
+        world, policy, batch
+    )  # no exploration: a kernel of states is right for the behaviour it was learned from
     trainer = Trainer(world, policy, dynamics, objective, source, lr=lr, noise=NoiseTraining(2e-3))
     trainer.train(steps)
     graph = Graph(world.env, device=device)
@@ -201,7 +211,9 @@ def kept(out: Path | None, head: dict[str, Any]) -> dict[str, Any]:
         return {}
     old = json.loads(out.read_text())
     if {k: v for k, v in old.items() if k != "worlds"} != json.loads(json.dumps(head)):
-        raise SystemExit(f"{out} holds rows that were measured with other settings, versions or hardware: take another --out")
+        raise SystemExit(
+            f"{out} holds rows that were measured with other settings, versions or hardware: take another --out"
+        )
     return old["worlds"]
 
 
@@ -226,7 +238,12 @@ def main() -> None:
         if args.worlds and name not in args.worlds:
             continue
         if name not in result["worlds"]:
-            result["worlds"][name] = {"channel": repr(task.channel), "state_fixed_point": fixed_point(task), "prediction": {}, "law": {}}
+            result["worlds"][name] = {
+                "channel": repr(task.channel),
+                "state_fixed_point": fixed_point(task),
+                "prediction": {},
+                "law": {},
+            }
         here = result["worlds"][name]
         print(name, here["state_fixed_point"], flush=True)
         for model, make in makers(task).items():
@@ -242,8 +259,14 @@ def main() -> None:
             objective, longer = words.split()[0], words.endswith("(longer)")
             steps, lr = (args.steps * LONGER["steps"], LONGER["lr"]) if longer else (args.steps, RATE)
             make = makers(task)[model]
-            found = learn(task, make, OBJECTIVES[objective], thought_state, seeds, int(steps), lr, args.batch, args.device)
-            here["law"][label] = spreads(found) | {"seconds": round(time.perf_counter() - begun, 1), "steps": int(steps), "lr": lr}
+            found = learn(
+                task, make, OBJECTIVES[objective], thought_state, seeds, int(steps), lr, args.batch, args.device
+            )
+            here["law"][label] = spreads(found) | {
+                "seconds": round(time.perf_counter() - begun, 1),
+                "steps": int(steps),
+                "lr": lr,
+            }
             shown = {k: round(v["median"], 4) for k, v in here["law"][label].items() if isinstance(v, dict)}
             print(name, label, shown, here["law"][label]["seconds"], "s", flush=True)
             write(result, args.out)

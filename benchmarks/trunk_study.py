@@ -68,7 +68,9 @@ class Bench:
                 torch.cuda.synchronize()
             trained += time.perf_counter() - begun
             with trainer.averaged():
-                found["tv"][steps * batch] = metrics.tv(exact_law(self.graph, self.task.channel, policy), self.target.target)
+                found["tv"][steps * batch] = metrics.tv(
+                    exact_law(self.graph, self.task.channel, policy), self.target.target
+                )
         return found | {"seconds": round(trained, 1)}
 
 
@@ -79,7 +81,9 @@ def kept(out: Path | None, head: dict[str, Any]) -> dict[str, Any]:
     old = json.loads(out.read_text())
     same = json.loads(json.dumps({k: v for k, v in head.items() if k != "nets"}))
     if {k: v for k, v in old.items() if k != "nets"} != same:
-        raise SystemExit(f"{out} holds trunks that were measured with other settings, versions or hardware: take another --out")
+        raise SystemExit(
+            f"{out} holds trunks that were measured with other settings, versions or hardware: take another --out"
+        )
     return old["nets"]
 
 
@@ -95,13 +99,23 @@ def main() -> None:
     args = parser.parse_args()
     bench = Bench(args.stick, args.device, DetailedBalance())
     floor = floors.floor(bench.task, bench.graph, bench.target)
-    settings = {"stick": args.stick, "steps": args.steps, "batch": args.batch, "seeds": args.seeds, "objective": "db", "rates": RATES}
+    settings = {
+        "stick": args.stick,
+        "steps": args.steps,
+        "batch": args.batch,
+        "seeds": args.seeds,
+        "objective": "db",
+        "rates": RATES,
+    }
     result = header(args.device, **settings) | {"floor_tv": floor.floor_tv, "nets": {}}
     result["nets"] = kept(args.out, result)
     for name in args.nets:
         begun = time.perf_counter()
         short = max(1, args.steps[-1] // 5)
-        tried = {lr: float(next(iter(bench.run(NETS[name], [101, 102], lr, [short], args.batch)["tv"].values())).median()) for lr in RATES}
+        tried = {
+            lr: float(next(iter(bench.run(NETS[name], [101, 102], lr, [short], args.batch)["tv"].values())).median())
+            for lr in RATES
+        }
         lr = min(tried, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
         found = bench.run(NETS[name], list(range(args.seeds)), lr, args.steps, args.batch)
         row = {

@@ -49,7 +49,9 @@ class Library:
         name, threads, log = self.name, self.threads, self.log
         set_threads = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         environment = {**os.environ, **set_threads, "PYTHONPATH": self.path, "PYTHONUNBUFFERED": "1"}
-        environment |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # asking whether there is a GPU must not begin CUDA before the fork
+        environment |= {
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1"
+        }  # asking whether there is a GPU must not begin CUDA before the fork
         if self.alone:
             environment[ALONE] = "1"
         self.begun = time.perf_counter()
@@ -61,7 +63,9 @@ class Library:
             env=environment,
             text=True,
             # processors are given to the process, which is the one way that OpenMP, MKL and XLA all understand
-            preexec_fn=None if threads is None else lambda: os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:threads])),
+            preexec_fn=None
+            if threads is None
+            else lambda: os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:threads])),
         )
 
     def _wait(self) -> None:
@@ -84,7 +88,11 @@ class Library:
         if self.alone:
             self.process.wait()
             self._start()
-        if not self.alone and spec["device"] == "cuda" and any(w in found.get("error", "") for w in ("fork", "nitializ")):
+        if (
+            not self.alone
+            and spec["device"] == "cuda"
+            and any(w in found.get("error", "") for w in ("fork", "nitializ"))
+        ):
             print(f"{self.name}: {found['error']}: an interpreter for each question from now on", flush=True)
             self.close()
             self.alone = True
@@ -108,7 +116,9 @@ class Library:
 
 def hardware(device: str) -> str:
     if device == "cuda":
-        asked = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False)
+        asked = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        )
         return asked.stdout.strip().splitlines()[0] if asked.returncode == 0 else "CUDA"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -117,7 +127,9 @@ def hardware(device: str) -> str:
 
 
 def commit() -> str | None:
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return asked.stdout.strip() or None
 
 
@@ -130,8 +142,14 @@ def questions(given: argparse.Namespace) -> list[tuple[str, dict[str, Any], tupl
         asked += [("speed", {"task": t, "batch": batch}, who) for t in given.tasks]
         more = asked if at == 0 else beside
         if given.seeds and "stochflow" in given.libraries:
-            more += [("seeds", {"task": t, "batch": batch, "seeds": s}, ("stochflow",)) for t in given.tasks for s in (1, *given.seeds)]
-        if "tfbind8" in given.tasks and "stochflow" in given.libraries:  # noise with a learned model of it: the peers have no such thing
+            more += [
+                ("seeds", {"task": t, "batch": batch, "seeds": s}, ("stochflow",))
+                for t in given.tasks
+                for s in (1, *given.seeds)
+            ]
+        if (
+            "tfbind8" in given.tasks and "stochflow" in given.libraries
+        ):  # noise with a learned model of it: the peers have no such thing
             more.append(("noise", {"task": "tfbind8", "batch": batch, "stick": 0.25}, ("stochflow",)))
         if at == 0 and given.most > 0:
             asked += [
@@ -151,19 +169,27 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     carried = {name: str(given.carried / name) if given.carried else "" for name in LIBRARIES}
     paths = {
         "stochflow": ours,
-        **{n: os.pathsep.join(p for p in (carried[n], os.environ.get("PYTHONPATH", "")) if p) for n in ("torchgfn", "gfnx")},
+        **{
+            n: os.pathsep.join(p for p in (carried[n], os.environ.get("PYTHONPATH", "")) if p)
+            for n in ("torchgfn", "gfnx")
+        },
     }
     pythons = {"stochflow": given.ours_python, "torchgfn": given.torchgfn_python, "gfnx": given.gfnx_python}
     subprocess.run(
-        [pythons["stochflow"], str(HERE / "run_stochflow.py"), "--export", str(folder)], env={**os.environ, "PYTHONPATH": ours}, check=True
+        [pythons["stochflow"], str(HERE / "run_stochflow.py"), "--export", str(folder)],
+        env={**os.environ, "PYTHONPATH": ours},
+        check=True,
     )
     threads = given.threads if given.device == "cpu" else None
-    made = {name: Library(name, pythons[name], paths[name], threads, folder / f"{name}.log") for name in given.libraries}
+    made = {
+        name: Library(name, pythons[name], paths[name], threads, folder / f"{name}.log") for name in given.libraries
+    }
     result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "commit": given.commit or commit(),
         "device": given.device,
-        "hardware": hardware(given.device) + ("" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"),
+        "hardware": hardware(given.device)
+        + ("" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"),
         "versions": {name: library.versions for name, library in made.items()},
         "import_s": {name: library.import_s for name, library in made.items()},
         "settings": {
@@ -180,7 +206,13 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "tv": [],
         "compiled": [],
     }
-    common = {"device": given.device, "threads": given.threads, "folder": str(folder), "budget": given.budget, "limit": given.limit}
+    common = {
+        "device": given.device,
+        "threads": given.threads,
+        "folder": str(folder),
+        "budget": given.budget,
+        "limit": given.limit,
+    }
     for kind, question, who in questions(given):
         row: dict[str, Any] = dict(question)
         for name in who:
@@ -262,15 +294,28 @@ def main() -> None:
     a.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     a.add_argument("--batches", type=int, nargs="+", default=[16, 512, 4096])
     a.add_argument("--seeds", type=int, nargs="*", default=[], help="stacked seeds to time besides, stochflow alone")
-    a.add_argument("--compiled", type=int, nargs="*", default=[], help="batches to time besides with --compile, stochflow alone")
-    a.add_argument("--torchgfn-most", type=int, default=1 << 30, help="the largest batch to ask of torchgfn: it is slow to measure")
+    a.add_argument(
+        "--compiled", type=int, nargs="*", default=[], help="batches to time besides with --compile, stochflow alone"
+    )
+    a.add_argument(
+        "--torchgfn-most", type=int, default=1 << 30, help="the largest batch to ask of torchgfn: it is slow to measure"
+    )
     a.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=LIBRARIES)
     a.add_argument("--budget", type=float, default=2.0, help="seconds of measuring a figure")
-    a.add_argument("--warm", type=int, help="iterations before the clock starts (default 300 at batch 16 on the CPU, else 20)")
     a.add_argument(
-        "--window", type=int, help="on grids, the most iterations a window: all libraries are then timed over the same stretch of learning"
+        "--warm", type=int, help="iterations before the clock starts (default 300 at batch 16 on the CPU, else 20)"
     )
-    a.add_argument("--most", type=float, default=30.0, help="seconds of training after which a TV counts as not reached; 0: not asked")
+    a.add_argument(
+        "--window",
+        type=int,
+        help="on grids, the most iterations a window: all libraries are then timed over the same stretch of learning",
+    )
+    a.add_argument(
+        "--most",
+        type=float,
+        default=30.0,
+        help="seconds of training after which a TV counts as not reached; 0: not asked",
+    )
     a.add_argument("--tv-seeds", type=int, default=3, help="runs of which the median time to a TV is taken")
     a.add_argument("--limit", type=int, default=120, help="seconds after which one configuration is given up")
     a.add_argument("--deadline", type=float, default=1e9, help="seconds after which nothing new is begun")
@@ -279,14 +324,22 @@ def main() -> None:
     a.add_argument("--ours-python", default=sys.executable)
     a.add_argument("--gfnx-python")
     a.add_argument("--torchgfn-python")
-    a.add_argument("--settings", type=pair, nargs="*", default=[], metavar="KEY=VALUE", help="further settings of stochflow's run")
+    a.add_argument(
+        "--settings", type=pair, nargs="*", default=[], metavar="KEY=VALUE", help="further settings of stochflow's run"
+    )
     a.add_argument("--commit", help="what is measured, where git cannot say")
     a.add_argument("--logs", type=Path, help="keep the libraries' standard error here")
     a.add_argument("--out", type=Path)
     given = a.parse_args()
     given.libraries = tuple(given.libraries)
     for name in ("gfnx", "torchgfn"):
-        there = sys.executable if given.carried else str(given.peers / f"{name}-venv/bin/python") if given.peers else sys.executable
+        there = (
+            sys.executable
+            if given.carried
+            else str(given.peers / f"{name}-venv/bin/python")
+            if given.peers
+            else sys.executable
+        )
         setattr(given, f"{name}_python", getattr(given, f"{name}_python") or there)
     if given.carried:
         given.carried = given.carried.resolve()

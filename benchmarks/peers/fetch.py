@@ -56,7 +56,9 @@ def carry(folder: Path, python: str) -> None:
             pip(python, "download", "--no-deps", "--only-binary", ":all:", "--dest", downloads, *wheels)
             for wheel in sorted(Path(downloads).glob("*.whl")):
                 if not wheel.name.endswith("-none-any.whl"):
-                    raise SystemExit(f"{wheel.name} is built for one platform: choose a version with a pure-Python wheel")
+                    raise SystemExit(
+                        f"{wheel.name} is built for one platform: choose a version with a pure-Python wheel"
+                    )
                 shutil.unpack_archive(wheel, folder / name, "zip")
         for useless in LEFT_OUT:
             (folder / name / useless).unlink(missing_ok=True)

@@ -13,7 +13,9 @@ import time
 from functools import partial
 from typing import Any
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else peak memory is what was taken, not what was needed
+os.environ.setdefault(
+    "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+)  # else peak memory is what was taken, not what was needed
 
 import numpy as np
 import standin
@@ -48,7 +50,9 @@ def world(task: dict[str, Any], tables: dict[str, Any]) -> tuple[Any, Any]:
     if task["kind"] == "bits":
         size = task["word"] * length
         paid = gfnx.BitseqRewardModule(size, task["word"], task["modes"], reward_exponent=float(size))
-        env: Any = BitWords(paid, length, letters, letters + 3, bos_token=letters + 1, eos_token=letters + 2, pad_token=letters)
+        env: Any = BitWords(
+            paid, length, letters, letters + 3, bos_token=letters + 1, eos_token=letters + 2, pad_token=letters
+        )
         rewards = {"mode_set": jnp.asarray(tables["modes"], dtype=bool)}
     else:
         env = gfnx.TFBind8Environment(gfnx.TFBind8RewardModule())
@@ -65,7 +69,10 @@ class Run:
         self.moves, back = self.env.action_space.n, self.env.backward_action_space.n if self.grid else 0
         inputs = task["ndim"] * task["side"] if self.grid else task["letters"] * task["length"]
         self.net = partial(eqx.nn.MLP, inputs, self.moves + back, width_size=HIDDEN, depth=LAYERS)
-        labels = {"net": jax.tree.map(lambda _: "net", eqx.filter(self.net(key=jax.random.PRNGKey(0)), eqx.is_array)), "log_z": "log_z"}
+        labels = {
+            "net": jax.tree.map(lambda _: "net", eqx.filter(self.net(key=jax.random.PRNGKey(0)), eqx.is_array)),
+            "log_z": "log_z",
+        }
         self.adam = optax.multi_transform({"net": optax.adam(LR), "log_z": optax.adam(LOG_Z_LR)}, labels)
         self.restart(0)
         self.parameters = sum(x.size for x in jax.tree.leaves(self.state[0]))
@@ -82,7 +89,9 @@ class Run:
 
     def _read(self, net: Any, obs: Any) -> Any:
         """One observation to logits of forward moves and, on grids, of backward ones."""
-        x = obs if self.grid else jax.nn.one_hot(obs[1:], self.task["letters"]).reshape(-1)  # the first token says that it begins
+        x = (
+            obs if self.grid else jax.nn.one_hot(obs[1:], self.task["letters"]).reshape(-1)
+        )  # the first token says that it begins
         return net(x)
 
     def _loss(self, values: Any, paths: Any, params: Any) -> Any:
@@ -93,14 +102,22 @@ class Run:
         closed = jax.vmap(self.env.get_invalid_mask, **over_time)(paths.state, params)
         forward = jax.nn.log_softmax(gfnx.utils.mask_logits(out[..., : self.moves], closed), axis=-1)
         taken = jnp.take_along_axis(forward, paths.action[..., None], axis=-1)[..., 0]
-        balance = values["log_z"] + jnp.where(paths.pad, 0.0, taken).sum(1) - jnp.where(paths.pad, 0.0, paths.log_gfn_reward).sum(1)
+        balance = (
+            values["log_z"]
+            + jnp.where(paths.pad, 0.0, taken).sum(1)
+            - jnp.where(paths.pad, 0.0, paths.log_gfn_reward).sum(1)
+        )
         if self.grid:  # sequences are trees: there is one way back
             there = jax.tree.map(lambda x: x[:, 1:], paths.state)
             here = jax.tree.map(lambda x: x[:, :-1], paths.state)
             shut = jax.vmap(self.env.get_invalid_backward_mask, **over_time)(there, params)
             backward = jax.nn.log_softmax(gfnx.utils.mask_logits(out[:, 1:, self.moves :], shut), axis=-1)
-            undo = jax.vmap(self.env.get_backward_action, in_axes=(1, 1, 1, None), out_axes=1)(here, paths.action[:, :-1], there, params)
-            balance -= jnp.where(paths.pad[:, :-1], 0.0, jnp.take_along_axis(backward, undo[..., None], axis=-1)[..., 0]).sum(1)
+            undo = jax.vmap(self.env.get_backward_action, in_axes=(1, 1, 1, None), out_axes=1)(
+                here, paths.action[:, :-1], there, params
+            )
+            balance -= jnp.where(
+                paths.pad[:, :-1], 0.0, jnp.take_along_axis(backward, undo[..., None], axis=-1)[..., 0]
+            ).sum(1)
         return jnp.square(balance).mean()
 
     def _many(self, state: Any, params: Any) -> Any:
@@ -130,15 +147,22 @@ class Run:
         if self.grid:
             return gfnx.HypergridEnvState(state=tokens, is_terminal=no, is_initial=no, is_pad=no)
         return EnvState(
-            tokens=jnp.where(tokens == self.task["letters"], self.env.pad_token, tokens), is_terminal=no, is_initial=no, is_pad=no
+            tokens=jnp.where(tokens == self.task["letters"], self.env.pad_token, tokens),
+            is_terminal=no,
+            is_initial=no,
+            is_pad=no,
         )
 
     def logits(self, states: np.ndarray) -> np.ndarray:
         if not hasattr(self, "_logits"):  # compiled once, for a fixed number of states a call
-            self._logits = jax.jit(lambda weights, obs: jax.vmap(partial(self._read, eqx.combine(weights, self.shape)))(obs))
+            self._logits = jax.jit(
+                lambda weights, obs: jax.vmap(partial(self._read, eqx.combine(weights, self.shape)))(obs)
+            )
         found = []
         for part in np.array_split(states, max(1, len(states) >> 15)):
-            found.append(np.asarray(self._logits(self.state[0]["net"], self.env.get_obs(self._states(part), self.params))))
+            found.append(
+                np.asarray(self._logits(self.state[0]["net"], self.env.get_obs(self._states(part), self.params)))
+            )
         return np.concatenate(found)[:, : self.moves]
 
     def log_rewards(self, states: np.ndarray) -> np.ndarray:

@@ -24,13 +24,21 @@ def settings(task: str) -> tuple[str, dict[str, Any]]:
     if spec["kind"] == "grid":
         return "grid", {"ndim": spec["ndim"], "side": spec["side"]}
     if spec["kind"] == "bits":
-        return "bits", {"length": spec["length"] * spec["word"], "bits": spec["word"], "modes": spec["modes"], "beta": 1.0}
+        return "bits", {
+            "length": spec["length"] * spec["word"],
+            "bits": spec["word"],
+            "modes": spec["modes"],
+            "beta": 1.0,
+        }
     return "tfbind8", {"stick": 0.0}
 
 
 class Run:
     def __init__(self, tables: dict[str, Any], spec: dict[str, Any]):
-        self.spec, self.offset = spec, float(TASKS["bits"]["length"] * TASKS["bits"]["word"]) if spec["task"] == "bits" else 0.0
+        self.spec, self.offset = (
+            spec,
+            float(TASKS["bits"]["length"] * TASKS["bits"]["word"]) if spec["task"] == "bits" else 0.0,
+        )
         self.restart(0)
 
     def restart(self, seed: int) -> None:
@@ -69,7 +77,11 @@ class Run:
     def logits(self, states: np.ndarray) -> np.ndarray:
         with self.trainer.averaged():  # what one evaluates, samples and saves
             parts = torch.from_numpy(states).to(self.made.device).split(1 << 15)
-            return torch.cat([self.made.policy(p.expand(self.made.policy.num_seeds, -1, -1)).forward[0] for p in parts]).cpu().numpy()
+            return (
+                torch.cat([self.made.policy(p.expand(self.made.policy.num_seeds, -1, -1)).forward[0] for p in parts])
+                .cpu()
+                .numpy()
+            )
 
     def log_rewards(self, states: np.ndarray) -> np.ndarray:
         """The shipped bit task pays exp(bits that agree), which is the peers' exp(-bits that differ) times a constant."""
@@ -91,9 +103,15 @@ def export(folder: Path) -> None:
         made = build(configure(name, **given).task)
         tables: dict[str, Any] = {}
         if name == "bits":
-            few = torch.randint(made.env.num_moves, (4096, made.env.state_dim), generator=torch.Generator().manual_seed(0))
+            few = torch.randint(
+                made.env.num_moves, (4096, made.env.state_dim), generator=torch.Generator().manual_seed(0)
+            )
             modes = made.oracle.mode_bits
-            tables |= {"modes": modes.numpy(), "objects": few.numpy(), "log_rewards": -made.oracle.distances(few).amin(-1).numpy()}
+            tables |= {
+                "modes": modes.numpy(),
+                "objects": few.numpy(),
+                "log_rewards": -made.oracle.distances(few).amin(-1).numpy(),
+            }
         else:
             graph = Graph(made.env)
             target = target_law(graph, made)

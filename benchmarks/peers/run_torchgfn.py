@@ -43,7 +43,9 @@ class Table(BitSequence):
 
     def __init__(self, table: torch.Tensor, letters: int, length: int, device: str):
         word = letters.bit_length() - 1
-        super().__init__(word_size=word, seq_size=word * length, n_modes=1, H=torch.zeros(1, word * length).long(), device_str=device)
+        super().__init__(
+            word_size=word, seq_size=word * length, n_modes=1, H=torch.zeros(1, word * length).long(), device_str=device
+        )
         self.table = table.to(device)
         self.place = letters ** torch.arange(length - 1, -1, -1, device=device)
 
@@ -62,7 +64,9 @@ class Run:
         if device == "cuda":
             try:
                 self.net.sample_trajectories(self.env, n=2, save_logprobs=True)
-            except RuntimeError as problem:  # a constant on the wrong device: a default device helps, at a small cost for each operator
+            except (
+                RuntimeError
+            ) as problem:  # a constant on the wrong device: a default device helps, at a small cost for each operator
                 self.notes["default_device"] = str(problem)[:200]
                 torch.set_default_device(device)
 
@@ -76,7 +80,9 @@ class Run:
         device = self.device
         if self.grid:
             rewards = {"R0": 1e-3, "R1": 0.5, "R2": 2.0}
-            self.env = HyperGrid(task["ndim"], task["side"], reward_fn_kwargs=rewards, device=device, validate_modes=False)
+            self.env = HyperGrid(
+                task["ndim"], task["side"], reward_fn_kwargs=rewards, device=device, validate_modes=False
+            )
             reader: Preprocessor = KHotPreprocessor(task["side"], task["ndim"])
         else:
             reader = Letters(task["letters"], task["length"])
@@ -84,14 +90,18 @@ class Run:
                 self.env = BitSequence(task["word"], task["word"] * task["length"], task["modes"], device_str=device)
                 self.env.modes = torch.from_numpy(tables["modes"]).long().to(device)
             else:
-                table = torch.from_numpy(tables["log_rewards"]).float()  # finished strings are listed in the order of their digits
+                table = torch.from_numpy(
+                    tables["log_rewards"]
+                ).float()  # finished strings are listed in the order of their digits
                 self.env = Table(table, task["letters"], task["length"], device)
         actions = self.env.n_actions
         forward = MLP(reader.output_dim, actions, hidden_dim=HIDDEN, n_hidden_layers=LAYERS)
         pf = DiscretePolicyEstimator(forward, actions, reader)
         pb = None
         if self.grid:  # sequences are trees: there is one way back
-            backward = MLP(reader.output_dim, actions - 1, hidden_dim=HIDDEN, n_hidden_layers=LAYERS, trunk=forward.trunk)
+            backward = MLP(
+                reader.output_dim, actions - 1, hidden_dim=HIDDEN, n_hidden_layers=LAYERS, trunk=forward.trunk
+            )
             pb = DiscretePolicyEstimator(backward, actions, reader, is_backward=True)
         self.net = TBGFlowNet(pf, pb, init_logZ=0.0, constant_pb=pb is None).to(device)
         log_z = list(self.net.logz_parameters())
@@ -116,7 +126,9 @@ class Run:
         for part in torch.from_numpy(states).to(self.device).split(1 << 15):
             if not self.grid:
                 letters = self.env.n_actions - 1
-                part = torch.where(part == letters, -1, part)  # its empty place is -1, ours is the number after the last letter
+                part = torch.where(
+                    part == letters, -1, part
+                )  # its empty place is -1, ours is the number after the last letter
             found.append(self.net.pf(self.env.States(part)))
         out = torch.cat(found)
         return (out if self.grid else out[:, :-1]).cpu().numpy()  # STOP of a sequence is forced and so no move
@@ -125,7 +137,9 @@ class Run:
         return self.env.log_reward(self.env.States(torch.from_numpy(states).to(self.device))).cpu().numpy()
 
     def length(self) -> float:
-        return float(self.last.terminating_idx.float().mean()) - (0 if self.grid else 1)  # leaving a finished sequence is no decision
+        return float(self.last.terminating_idx.float().mean()) - (
+            0 if self.grid else 1
+        )  # leaving a finished sequence is no decision
 
     def memory(self) -> int:
         return torch.cuda.max_memory_allocated() if self.device == "cuda" else resident()

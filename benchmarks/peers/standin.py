@@ -42,7 +42,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, packages: set[str]):
         self.packages = packages
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         here = fullname.split(".")[0] in self.packages
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if here else None
 

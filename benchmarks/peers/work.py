@@ -26,7 +26,14 @@ TASKS: dict[str, dict[str, Any]] = {
     "grid2": {"title": "grid 2-D, side 8", "kind": "grid", "ndim": 2, "side": 8},
     "grid4": {"title": "grid 4-D, side 20", "kind": "grid", "ndim": 4, "side": 20},
     "tfbind8": {"title": "TFBind8", "kind": "letters", "letters": 4, "length": 8},
-    "bits": {"title": "bit sequences, 120 bits in words of 8", "kind": "bits", "letters": 256, "length": 15, "word": 8, "modes": 60},
+    "bits": {
+        "title": "bit sequences, 120 bits in words of 8",
+        "kind": "bits",
+        "letters": 256,
+        "length": 15,
+        "word": 8,
+        "modes": 60,
+    },
 }
 HIDDEN, LAYERS = 256, 2
 NET = {"hidden": HIDDEN, "layers": LAYERS, "objective": "TB", "precision": "float32, TF32 off", "optimiser": "Adam"}
@@ -160,7 +167,9 @@ def speed(run: Runner, spec: dict[str, Any], begun: float) -> dict[str, Any]:
         "ms": round(ms, 4),
         "ms_low": round(min(times), 4),
         "ms_high": round(max(times), 4),
-        "processor_ms": round(statistics.median(busy), 4),  # of all threads: what the wall clock says on an idle machine, at one thread
+        "processor_ms": round(
+            statistics.median(busy), 4
+        ),  # of all threads: what the wall clock says on an idle machine, at one thread
         "trajectories_a_second": round(spec["batch"] * spec.get("seeds", 1) / ms * 1e3),
         "iterations": run.steps,
         "length": round(run.length(), 2),
@@ -188,7 +197,13 @@ def until(run: Runner, space: Space, spec: dict[str, Any]) -> dict[str, Any]:
         if tv <= spec["tv"] or spent >= spec["most"]:
             break
         goal = max(1.15 * run.steps, run.steps + 1)
-    return {"reached": tv <= spec["tv"], "seconds": round(spent, 4), "iterations": run.steps, "tv": round(tv, 5), "path": path}
+    return {
+        "reached": tv <= spec["tv"],
+        "seconds": round(spent, 4),
+        "iterations": run.steps,
+        "tv": round(tv, 5),
+        "path": path,
+    }
 
 
 def until_each(run: Runner, space: Space, spec: dict[str, Any]) -> dict[str, Any]:
@@ -271,5 +286,9 @@ def _in_child(make: Callable[..., Runner], spec: dict[str, Any]) -> dict[str, An
     status = os.waitpid(child, 0)[1]
     if not text:
         late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
-        return {"error": f"not finished within {spec.get('limit', 300)} s" if late else f"the process ended with status {status}"}
+        return {
+            "error": f"not finished within {spec.get('limit', 300)} s"
+            if late
+            else f"the process ended with status {status}"
+        }
     return json.loads(text)

@@ -37,6 +37,9 @@ from stochflow.worlds.series import Bins, Cut, Series, Track, Windows
 if TYPE_CHECKING:
     import pandas as pd
 
+    from stochflow.forecast.tilt import Probability, Score
+    from stochflow.forecast.tilted import Tilted
+
 __all__ = ["Backtest", "Forecast", "Forecasted", "Forecaster", "forecast_command", "shipped"]
 
 log = logging.getLogger("stochflow")
@@ -422,6 +425,41 @@ class Forecaster:
         past = {t.name: t.y for t in self.tracks}
         found = report.measure(drawn, truth, names, past, self.schema.season)
         return {**found, "windows": len(truth), "forecasts": int(np.isfinite(truth).sum())}
+
+    def tilt(
+        self,
+        score: Score,
+        beta: float,
+        series: str | None = None,
+        *,
+        frame: pd.DataFrame | None = None,
+        until: Any = None,
+        samples: int = 1000,
+        steps: int = 100,
+    ) -> Tilted:
+        """Futures of one series in proportion to P(future) exp(beta score(future)), P being this forecaster.
+
+        `score` takes futures [n, horizon] in the series' own units and returns [n] numbers. `steps`: training iterations of a stage.
+        """
+        from stochflow.forecast import tilted
+
+        return tilted.tilt(self, score, beta, series, frame, until, samples, steps, None)
+
+    def probability(
+        self,
+        score: Score,
+        at_least: float,
+        series: str | None = None,
+        *,
+        frame: pd.DataFrame | None = None,
+        until: Any = None,
+        draws: int = 20_000,
+        steps: int = 100,
+    ) -> Probability:
+        """P(score(future) >= at_least) under this forecaster, with an interval, however rare it is."""
+        from stochflow.forecast import tilted
+
+        return tilted.probability(self, score, at_least, series, frame, until, draws, steps, None)[0]
 
     def _past(self, frame: pd.DataFrame | None, until: Any) -> tuple[list[Track], list[list[Any]]]:
         self._need()

@@ -20,10 +20,10 @@ from stochflow.forecast.location import TRIALS, Ensemble, Plan, Residuals, backw
 from stochflow.worlds.paths import Paths
 from stochflow.worlds.series import Bins, Cut, Located, Track, Windows
 
-MOST_PATHS = 256
+MOST_PATHS = 160
 WIDTHS = (0.3, 0.45, 0.6, 0.75, 0.88, 0.97)
 WIDE = 2.2  # times as wide: the kernels of the tails
-SHARES = (0.01, 0.05, 0.15)
+SHARES = (0.0, 0.01, 0.05, 0.15)
 SCORED = 160  # left-out paths that choose the width
 
 
@@ -84,8 +84,8 @@ def choose(z: np.ndarray, series: np.ndarray, origin: np.ndarray) -> tuple[float
     rows = np.linspace(0, count - 1, min(SCORED, count)).astype(int)
     near = (series[rows][:, None] == series[None]) & (np.abs(origin[rows][:, None] - origin[None]) < horizon)
     if count < 4 or near.all(1).any():
-        return WIDTHS[-1], SHARES[1]
-    best, chosen = -np.inf, (WIDTHS[-1], SHARES[1])
+        return WIDTHS[-1], SHARES[2]
+    best, chosen = -np.inf, (WIDTHS[-1], SHARES[2])
     for share in SHARES:
         for width in WIDTHS:
             keep, narrow = _shrink(width, share)
@@ -95,7 +95,7 @@ def choose(z: np.ndarray, series: np.ndarray, origin: np.ndarray) -> tuple[float
                 for t in range(horizon):
                     off += np.square((z[rows, t][:, None] - keep * z[None, :, t]) / c)
                 logs.append(-0.5 * off - horizon * np.log(c))
-            both = np.logaddexp(logs[0] + np.log(1 - share), logs[1] + np.log(share))
+            both = np.logaddexp(logs[0] + np.log(1 - share), logs[1] + np.log(share)) if share else logs[0]
             value = float(logsumexp(np.where(near, -np.inf, both), axis=1).mean() - np.log((~near).sum(1)).mean())
             if value > best:
                 best, chosen = value, (width, share)
@@ -116,6 +116,8 @@ def components(
     rows = np.unique(np.linspace(0, len(z) - 1, min(MOST_PATHS, len(z))).round().astype(int))
     width, share = choose(z[rows], residuals.series[rows], residuals.origin[rows])
     keep, narrow = _shrink(width, share)
+    if share == 0:
+        return keep * z[rows], np.array([narrow]), np.ones(1), rows, width, share
     return keep * z[rows], np.array([narrow, narrow * WIDE]), np.array([1 - share, share]), rows, width, share
 
 
