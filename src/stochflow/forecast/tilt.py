@@ -123,9 +123,9 @@ class TiltPolicy(Policy):
         # what the forecaster can do stays possible
         return torch.logaddexp(made + math.log1p(-UNIFORM), law + math.log(UNIFORM))
 
-    def forward(self, state, context=None):
+    def forward(self, state, context=None, repeats=False):
         size = (state[..., 1:] < self.env.num_moves).sum(-1)
-        out = super().forward(state, context)
+        out = super().forward(state, context, repeats)
         law = torch.zeros_like(out.forward)
         first = state.clone()
         first[..., 1:] = self.env.num_moves
