@@ -37,4 +37,4 @@ def test_what_the_page_says_of_them_is_so():
         assert r["closed_best"] > r["open_best"] >= r["naive_best"]
         assert abs(r["open_floor"]) < 1e-6 <= r["closed_floor"]
     for r in RESULT["trained"]:
-        assert max(r["tv"]) < 0.1
+        assert max(r["tv"]) < r["floor_tv"] + 0.012

@@ -310,6 +310,24 @@ def test_too_many_states_are_refused_by_the_rule_that_multiplies_them():
         mixed.compile("ACGT", 50)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        EditBudget("ACGT" * 12, 30, indels=True), Regex(".*A.{30}"), Forbidden("A" + "N" * 40 + "T"), GC(0.3, 0.7, 10**9),
+        Hydrophobicity(0, 1, scale={"A": 1.234567, "C": -0.765431, "G": 0, "T": 0}, step=1e-6),
+    ],
+    ids=["edits", "regex", "gapped motif", "window", "fine steps"],
+)  # fmt: skip
+def test_what_cannot_fit_is_refused_before_memory_is_taken(rule):
+    with pytest.raises(UserError, match=r"by itself|holds such a window"):
+        Rules(rule).compile("ACGT", 50)
+
+
+def test_more_edits_than_letters_are_no_rule():
+    assert Rules(EditBudget("ACG", 10**9, indels=True)).compile("ACGT", (1, 5)).exact
+    assert Rules(EditBudget("ACG", 10**9, indels=True)).compile("ACGT", (1, 5)).count == sum(4**n for n in range(1, 6))
+
+
 def test_what_does_not_fit_may_be_checked_after_drawing():
     rules = Rules(GC(0.3, 0.7, 24), Homopolymer(3))
     made = rules.compile("ACGT", 30, approximate=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stochflow.errors import UserError
-from stochflow.files.reading import MB, read_text
+from stochflow.files.reading import MB, read_text, shown
 
 TABLE = 16 * MB  # the most that is read
 HOW = "give a CSV file of numbers, one row per action, with or without names of columns and rows"
@@ -34,7 +34,7 @@ def read_table(path: str | Path, alphabet: str | None = None) -> Read:
         double = [n for n in names if names.count(n) > 1]
         if double:
             raise UserError(
-                f"the {side} of the confusion table {path} name {double[0]!r} more than once: name each once"
+                f"the {side} of the confusion table {path} name {shown(double[0])} more than once: name each once"
             )
     table = [[_number(path, r, c, text) for c, text in enumerate(line, 1)] for r, line in enumerate(body, 1)]
     for r, line in enumerate(table, 1):
@@ -51,7 +51,7 @@ def read_table(path: str | Path, alphabet: str | None = None) -> Read:
         if names and sorted(names) != sorted(wanted):
             other = "the letters are" if alphabet is not None else "its columns are named"
             raise UserError(
-                f"the {side} of the confusion table {path} are named {', '.join(names)}, but {other} {', '.join(wanted)}: "
+                f"the {side} of the confusion table {path} are named {shown(', '.join(names))}, but {other} {shown(', '.join(wanted))}: "
                 "give each one a row and a column of its name"
             )
     at_row = {name: i for i, name in enumerate(rows or columns)}
@@ -101,5 +101,5 @@ def _number(path: str | Path, row: int, column: int, text: str) -> float:
         return float(text)
     except ValueError:
         raise UserError(
-            f"cannot read a confusion table from {path}: {text!r} in row {row}, column {column} is no number; {HOW}"
+            f"cannot read a confusion table from {path}: {shown(repr(text))} in row {row}, column {column} is no number; {HOW}"
         ) from None

@@ -16,6 +16,8 @@ from stochflow.worlds.rules.regex import Matcher
 
 MOST_STATES = 2_000_000  # pairs of position and joint state of all rules; README of the limit: docs/rules.md
 MOST_ALONE = 1 << 19  # states of one rule's automaton
+MOST_MADE = 1 << 17  # of one whose states are made one by one
+MOST_BANDS = 1 << 27  # numbers in all bands of the edit-distance table at one position
 MINIMISED = 20_000  # states up to which equivalent ones are merged
 DEAD = -1
 
@@ -86,8 +88,8 @@ def _explore(
                 row.append(DEAD)
                 continue
             if after not in number:
-                if len(order) >= MOST_ALONE:
-                    raise TooMany(rule, f"needs more than {MOST_ALONE:,} states by itself")
+                if len(order) >= MOST_MADE:
+                    raise TooMany(rule, f"needs more than {MOST_MADE:,} states by itself")
                 number[after] = len(order)
                 order.append(after)
             row.append(number[after])
@@ -333,9 +335,9 @@ def _levenshtein(rule: say.EditBudget, alphabet: str, longest: int) -> Automaton
     Cell d of the band after j letters holds the distance to the first j + d - most letters of the wild type, capped at
     most + 1.
     """
-    wild, most = rule.wild_type, rule.most
+    wild, most = rule.wild_type, min(rule.most, max(len(rule.wild_type), longest))  # no distance is larger
     cap, width = most + 1, 2 * most + 1
-    band = np.full((1, width), cap, dtype=np.int64)
+    band = np.full((1, width), cap, dtype=np.int32)
     for d in range(width):
         prefix = d - most  # letters of the wild type
         if 0 <= prefix <= min(len(wild), most):
@@ -348,6 +350,8 @@ def _levenshtein(rule: say.EditBudget, alphabet: str, longest: int) -> Automaton
         if j == longest:
             tables.append(np.full((len(band), len(alphabet)), DEAD, dtype=np.int64))
             break
+        if len(band) * len(alphabet) * width > MOST_BANDS:
+            raise TooMany(rule, f"needs more than {len(band):,} states at one position by itself")
         after = np.stack([_next_band(band, letter, j + 1, wild, most) for letter in alphabet], 1)  # [n, K, width]
         lost = after.min(-1) > most
         found = after[~lost].reshape(-1, width)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from stochflow.errors import UserError, did_you_mean
 from stochflow.worlds.rules.letters import SCALES, is_nucleic, pattern_sets, reverse_complement
 
+FINEST = 1e-6  # step of a rounded scale
 SLACK = 1e-9  # bounds are compared with this tolerance: 0.6 * 5 must be 3
 
 
@@ -365,8 +366,8 @@ class _Summed(Rule):
 def _check_sums(rule: Rule, low: float, high: float, step: float) -> None:
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise UserError(f"{rule}: give finite bounds with low <= high")
-    if not (math.isfinite(step) and step > 0):
-        raise UserError(f"{rule}: a step of {step} rounds nothing: give a step above 0")
+    if not FINEST <= step <= 1e6:
+        raise UserError(f"{rule}: a step of {step} cannot be rounded to: give one of at least {FINEST:g}")
 
 
 @dataclass(frozen=True)
