@@ -1,4 +1,4 @@
-"""Does the KL / entropy-ratio term help? Seven objectives side by side, on TFBind8 and on the 8x8 grid, at three noises.
+"""Does the KL / entropy-ratio term help? Eight objectives side by side, on TFBind8 and on the 8x8 grid, at three noises.
 
     PYTHONPATH=src python benchmarks/kl_study.py --device cuda --out benchmarks/results/kl_study.json
     PYTHONPATH=src python benchmarks/kl_study.py --render benchmarks/results/kl_study.json > docs/kl-study.md
@@ -20,14 +20,15 @@ from typing import Any
 
 STICKS = (0.1, 0.25, 0.5)
 GAMMA = 0.25
-METHODS = {  # key -> (what the table calls it, what limit_tv knows it by)
-    "intended-db": ("GFN-DB, intended labels", "intended-db"),
-    "naive-db": ("GFN-DB, realised labels", "naive-db"),
-    "sdb": ("SGFN-DB (joint)", "sdb"),
-    "db": ("marginal DB", "db"),
-    "flow-kl": ("flow KL alone", "flow-kl"),
-    "sgfn-kl": ("SGFN-KL (joint)", "sgfn-kl"),
-    "sgfn-kl-m": ("marginal DB + r x flow KL", "sgfn-kl"),
+METHODS = {  # key, as `--objective` knows it -> what the table calls it
+    "intended-db": "GFN-DB, intended labels",
+    "naive-db": "GFN-DB, realised labels",
+    "sdb": "SGFN-DB, exact posterior (= marginal DB)",
+    "sdb-head": "SGFN-DB, posterior learned by likelihood",
+    "sdb-published": "SGFN-DB as published",
+    "flow-kl": "flow KL alone",
+    "sgfn-kl": "SGFN-KL, exact posterior",
+    "sgfn-kl-published": "SGFN-KL over the published form",
 }
 STEPS = {"tfbind8": 1500, "grid": 2000}  # everything else is the task's own default
 
@@ -39,10 +40,11 @@ def make_objective(key: str, weight: float) -> Any:
         "intended-db": lambda: o.DetailedBalance(o.INTENDED),
         "naive-db": lambda: o.DetailedBalance(o.REALISED),
         "sdb": lambda: o.DetailedBalance(o.JOINT),
-        "db": lambda: o.DetailedBalance(),
+        "sdb-head": lambda: o.DetailedBalance(o.HEAD),
+        "sdb-published": lambda: o.DetailedBalance(o.PUBLISHED),
         "flow-kl": lambda: o.FlowKL(),
         "sgfn-kl": lambda: o.SGFNKL((GAMMA,), weight),
-        "sgfn-kl-m": lambda: o.SGFNKL((GAMMA,), weight, o.MARGINAL),
+        "sgfn-kl-published": lambda: o.SGFNKL((GAMMA,), weight, o.PUBLISHED),
     }[key]()
 
 
@@ -117,7 +119,6 @@ def run_one(
                 "entropy_low": band.low.tolist(),
                 "r_gamma": mean_entropy_ratio(band.high, band.low, objective.gammas).tolist(),
             }
-    feasible = bool(floor.feasible)
     return {
         "task": task_name,
         "stick": stick,
@@ -126,7 +127,10 @@ def run_one(
         "steps": steps,
         "batch": spec.batch,
         "net": spec.net,
-        **rates,
+        "lr": spec.lr,
+        "clip": spec.clip,
+        "dynamics_lr": spec.dynamics_lr,
+        "dynamics_clip": spec.dynamics_clip,
         "tv": curve[str(steps)],
         "tv_curve": curve,
         **end,
@@ -135,7 +139,7 @@ def run_one(
         "floor_tv": floor.floor_tv,
         "floor_kind": floor.kind,
         "naive_tv": floor.naive_tv,
-        "limit_tv": (0.0 if feasible else None) if key.startswith("sgfn-kl") else limit_tv(METHODS[key][1], floor),
+        "limit_tv": limit_tv(key, floor),
         "oracle_calls": int(trainer.oracle_calls),
         "seconds": round(seconds, 2),
         "ms_per_step": round(1000 * seconds / steps, 3),
@@ -216,7 +220,10 @@ def better(runs: dict[str, dict[str, Any]], with_kl: str, without: str) -> str:
     return f"{cell(change)} | {wins} of {len(change)}"
 
 
-PAIRS = (("sgfn-kl", "sdb", "SGFN-KL against SGFN-DB"), ("sgfn-kl-m", "db", "marginal DB with and without"))
+PAIRS = (
+    ("sgfn-kl", "sdb", "SGFN-KL against SGFN-DB"),
+    ("sgfn-kl-published", "sdb-published", "the same over the published form"),
+)
 
 
 def in_short(groups: dict[tuple[str, float], dict[str, dict[str, Any]]], names: dict[str, str]) -> list[str]:
@@ -233,34 +240,57 @@ def in_short(groups: dict[tuple[str, float], dict[str, dict[str, Any]]], names: 
             for with_kl, without, label in PAIRS:
                 if with_kl in runs and without in runs:
                     i = interval([a - b for a, b in zip(runs[with_kl]["tv"], runs[without]["tv"], strict=True)])
-                    word = (
-                        "helps" if i.high < 0 else "hurts" if i.low > 0 else "makes no difference that these seeds show"
-                    )
-                    said[word].append(f"{label.replace(' with and without', '')} at {stick} ({i.median:+.4f})")
+                    word = "helps" if i.high < 0 else "hurts" if i.low > 0 else "makes no difference that these seeds show"
+                    said[word].append(f"{label} at {stick} ({i.median:+.4f})")
             least = min(runs, key=lambda k: interval(runs[k]["tv"]).median)
-            best[stick] = f"{METHODS[least][0]} at {stick} ({interval(runs[least]['tv']).median:.4f})"
+            best[stick] = f"{METHODS[least]} at {stick} ({interval(runs[least]['tv']).median:.4f})"
         if best:
             told = "; ".join(f"the KL term {word}: {', '.join(where)}" for word, where in said.items() if where)
             lines.append(f"* {name}: {told}. Least median TV: {', '.join(best.values())}.")
     return lines
 
 
+def choice(groups: dict[tuple[str, float], dict[str, dict[str, Any]]]) -> str:
+    """What a reader should choose, with the figures that say so."""
+    from stochflow.law.metrics import interval
+
+    lost = []
+    for (task, stick), runs in groups.items():
+        if "sdb" in runs and "sdb-published" in runs:
+            published, sound = (interval(runs[key]["tv"]).median for key in ("sdb-published", "sdb"))
+            lost.append((published - sound, f"{published:.3f} against {sound:.3f} on {task} at stick {stick}"))
+    worse = sum(gap > 0 for gap, _ in lost)
+    least: dict[str, list[str]] = {}
+    for (task, stick), runs in groups.items():
+        sound = {k: r for k, r in runs.items() if not k.endswith("-published")}
+        best = min(sound, key=lambda k: interval(sound[k]["tv"]).median)
+        least.setdefault(best, []).append(f"{task} at {stick}")
+    words = "Choose `db` (`sdb` is another word for it) and never the published joint form"
+    if lost:
+        words += f", whose law is further from the target in {worse} of {len(lost)} worlds (TV {max(lost)[1]})"
+    wins = "; ".join(f"`{key}` has the least TV on {', '.join(where)}" for key, where in sorted(least.items()))
+    return f"**What to choose.** {words}. Among the sound objectives, after equal steps, {wins}."
+
+
 def render(found: dict[str, Any]) -> str:
     """The page that a results file makes: everything in it is read from the file."""
     names = {"tfbind8": "TFBind8 (beta 3, look-up trunk)", "grid": "Grid 8 x 8 (corners, MLP)"}
     v = found["versions"]
+    groups: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
+    for run in found["runs"]:
+        groups.setdefault((run["task"], run["stick"]), {})[run["method"]] = run
     lines = [
         "# Does the KL / entropy-ratio term help?",
         "",
         "<!-- Rendered by benchmarks/kl_study.py from benchmarks/results/kl_study.json; edit neither by hand. -->",
         "",
+        choice(groups),
+        "",
         *SETTING.format(gamma=found["gamma"], weight=found["weight"]).strip().splitlines(),
         "",
-        f"Measured on {found['device']} with stochflow {v['stochflow']}, torch {v['torch']}, Python {v['python']}.",
+        f"Measured on {found['device']} with stochflow {v['stochflow']}, torch {v['torch']}, Python {v['python']}."
+        + (f" {found['note']}" if "note" in found else ""),
     ]
-    groups: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
-    for run in found["runs"]:
-        groups.setdefault((run["task"], run["stick"]), {})[run["method"]] = run
     lines += [
         "",
         "## In short",
@@ -286,7 +316,7 @@ def render(found: dict[str, Any]) -> str:
                 "| objective | exact TV | excess over the floor | limit | oracle calls a seed | ms a step |",
                 "|---|---|---|---|---|---|",
             ]
-            for key, (label, _) in METHODS.items():
+            for key, label in METHODS.items():
                 if key not in runs:
                     continue
                 r = runs[key]
@@ -322,14 +352,14 @@ def render(found: dict[str, Any]) -> str:
 
 
 SETTING = """
-Seven objectives on the same tasks with the same seeds, batch, learning rate, exploration and learned (neural) dynamics:
+Eight objectives on the same tasks with the same seeds, batch, learning rate, exploration and learned (neural) dynamics:
 
 * **GFN-DB** takes its own intention for what happened (intended labels), or what happened for its own intention (realised
   labels). Neither models the noise.
-* **SGFN-DB** is stochastic detailed balance as published, with a learned backward law of the action; **marginal DB** sums the
-  action out.
+* **SGFN-DB** is stochastic detailed balance: with the policy's exact posterior of the action, which makes it marginal detailed balance;
+  with a posterior learned by likelihood; and as published, with a posterior learned through the residual ([why that is unsound](method.md#joint)).
 * **flow KL** is the state-level KL + flow gap alone. **SGFN-KL** = SGFN-DB + {weight} x r_gamma x (flow KL + flow gap) with
-  gamma = {gamma}; the last row adds the same term to marginal DB.
+  gamma = {gamma}, over the sound and over the published form.
 
 Each figure is the median over seeds of the exact TV between the law of the averaged weights, executed through the true noise, and
 the target, with a 95 % bootstrap interval of the median in brackets. The floor is the best law that any policy can have
