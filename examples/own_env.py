@@ -15,7 +15,9 @@ class Subsets(Enumerable):
     def __init__(self, items: int, most: int):
         self.items, self.most = items, most
         self.state_dim, self.num_moves, self.horizon, self.stop = items, items + 1, most, items
-        every = torch.cartesian_prod(*[torch.arange(2)] * items)  # an item more, a larger binary number: parents come first
+        every = torch.cartesian_prod(
+            *[torch.arange(2)] * items
+        )  # an item more, a larger binary number: parents come first
         self.listed = every[every.sum(1) <= most]
         self.place = 2 ** torch.arange(items - 1, -1, -1)
 

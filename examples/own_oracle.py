@@ -18,6 +18,8 @@ def gc_task(length: int = 6, stick: float = 0.1) -> Task:
 
 if __name__ == "__main__":
     result = train(gc_task(), steps=2000)
-    print(f"exact TV {result.summary['tv']:.3f}, best achievable {result.summary['floor_tv']:.3f}, run folder {result.path}")
+    print(
+        f"exact TV {result.summary['tv']:.3f}, best achievable {result.summary['floor_tv']:.3f}, run folder {result.path}"
+    )
     for row in result.sample(3):
         print(row["sequence"], row["score"])

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from stochflow import exact_law
+from stochflow.law.metrics import tv
 from stochflow.runs.config import configure
 from stochflow.runs.experiment import Experiment
-from stochflow.law.metrics import tv
 
 INK, QUIET = "#1d2330", "#6b7280"
 
@@ -26,7 +26,11 @@ def laws(side: int, stick: float, steps: int) -> dict[str, Tensor]:
     known = experiment.yardstick
     with experiment.trainer.averaged():
         learned = exact_law(known.graph, experiment.task.channel, experiment.policy)[0]
-    return {"the target": known.target.target, "a GFlowNet that ignores the noise": known.floor.laws["naive"], "stochflow": learned}
+    return {
+        "the target": known.target.target,
+        "a GFlowNet that ignores the noise": known.floor.laws["naive"],
+        "stochflow": learned,
+    }
 
 
 def draw(found: dict[str, Tensor], side: int, stick: float, out: str) -> None:
@@ -37,12 +41,16 @@ def draw(found: dict[str, Tensor], side: int, stick: float, out: str) -> None:
     from matplotlib.colors import PowerNorm
 
     wanted = next(iter(found.values()))
-    shared = PowerNorm(0.5, 0.0, float(torch.stack(list(found.values())).max()))  # a root, so that faint cells are seen too
+    shared = PowerNorm(
+        0.5, 0.0, float(torch.stack(list(found.values())).max())
+    )  # a root, so that faint cells are seen too
     figure, axes = plt.subplots(1, 3, figsize=(10.4, 4.0))
     figure.subplots_adjust(left=0.015, right=0.905, top=0.83, bottom=0.09, wspace=0.05)
     for axis, (name, law) in zip(axes, found.items(), strict=True):
         image: Any = axis.imshow(law.view(side, side).numpy(), cmap="magma", norm=shared, origin="upper")
-        far = "drawn in proportion to reward" if law is wanted else f"exact total variation {float(tv(law, wanted)):.3f}"
+        far = (
+            "drawn in proportion to reward" if law is wanted else f"exact total variation {float(tv(law, wanted)):.3f}"
+        )
         axis.set_title(name, fontsize=12, color=INK, pad=24, fontweight="bold")
         axis.text(0.5, 1.03, far, transform=axis.transAxes, ha="center", va="bottom", fontsize=11, color=QUIET)
         axis.set(xticks=[], yticks=[])
@@ -53,9 +61,7 @@ def draw(found: dict[str, Tensor], side: int, stick: float, out: str) -> None:
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=9, color=QUIET, labelcolor=QUIET, length=0)
     bar.set_label("probability of the cell", fontsize=10, color=QUIET)
-    words = (
-        f"{side} x {side} cells; walks begin at the top left, go down or right, and {stick:.0%} of their steps are replaced by a random one"
-    )
+    words = f"{side} x {side} cells; walks begin at the top left, go down or right, and {stick:.0%} of their steps are replaced by a random one"
     figure.text(0.46, 0.03, words, ha="center", fontsize=10, color=QUIET)
     figure.savefig(out, dpi=150)
 
@@ -70,7 +76,11 @@ def main() -> None:
     found = laws(given.side, given.stick, given.steps)
     draw(found, given.side, given.stick, given.out)
     wanted = found["the target"]
-    print(", ".join(f"{name} {float(tv(law, wanted)):.4f}" for name, law in found.items() if law is not wanted), "->", given.out)
+    print(
+        ", ".join(f"{name} {float(tv(law, wanted)):.4f}" for name, law in found.items() if law is not wanted),
+        "->",
+        given.out,
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,15 @@ import torch
 from torch.nn.functional import one_hot
 from torch.optim import Adam
 
-from stochflow.quickstart import BackwardPolicy, ForwardPolicy, GFlowNet, Grid, exact_tv, plot_samples, trajectory_balance_loss
+from stochflow.quickstart import (
+    BackwardPolicy,
+    ForwardPolicy,
+    GFlowNet,
+    Grid,
+    exact_tv,
+    plot_samples,
+    trajectory_balance_loss,
+)
 
 num_epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
 picture = sys.argv[2] if len(sys.argv) > 2 else "samples.png"
@@ -31,6 +39,8 @@ for i in range(num_epochs):
     opt.step()
     opt.zero_grad()
     if (i + 1) % max(1, num_epochs // 10) == 0:
-        print(f"epoch {i + 1:5d}   loss {loss.item():9.2e}   Z {log.total_flow.item():6.2f}   exact TV {exact_tv(model):.1e}")
+        print(
+            f"epoch {i + 1:5d}   loss {loss.item():9.2e}   Z {log.total_flow.item():6.2f}   exact TV {exact_tv(model):.1e}"
+        )
 
 print(f"saved {plot_samples(model, path=picture)}")

@@ -52,7 +52,10 @@ def test_a_table_is_made_of_medians_intervals_and_paired_changes(study):
         "runs": [run("sdb", [0.05, 0.06, 0.07], limit_tv=0.0), run("sgfn-kl", [0.04, 0.06, 0.05], **band)],
     }
     page = study.render(found)
-    assert "| SGFN-DB, exact posterior (= marginal DB) | 0.0600 [0.0500, 0.0700] | 0.0500 [0.0400, 0.0600] | 0.0000 | 1k | 2.5 |" in page
+    assert (
+        "| SGFN-DB, exact posterior (= marginal DB) | 0.0600 [0.0500, 0.0700] | 0.0500 [0.0400, 0.0600] | 0.0000 | 1k | 2.5 |"
+        in page
+    )
     assert "| SGFN-KL, exact posterior | 0.0500 [0.0400, 0.0600] | 0.0400 [0.0300, 0.0500] | - | 1k | 2.5 |" in page
     assert "| 0.25 | SGFN-KL against SGFN-DB | -0.0100 [-0.0200, 0.0000] | 2 of 3 |" in page
     assert "| 0.25 | 0.9000 [0.9000, 0.9000] | 0.3000 [0.3000, 0.3000] | 2.0000 [2.0000, 2.0000] |" in page

@@ -22,12 +22,12 @@ from stochflow.errors import UserError
 from stochflow.generators.args import GeneratorArgs, Tokenizer
 from stochflow.generators.interface import Interface, Step
 from stochflow.generators.log import LogBook, ReplayBuffer, entries, read_rewards, trajectories
-from stochflow.generators.space import Space
+from stochflow.generators.space import OfText, Space
 from stochflow.learn import objectives
 from stochflow.learn.entropy import entropy_band, mean_entropy_ratio
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import Form, Objective
-from stochflow.learn.posterior import head_law
+from stochflow.learn.posterior import exact_law_of_action, head_law
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import remembered
 from stochflow.ops import NEG, masked_log_softmax, pick
@@ -83,7 +83,7 @@ class GeneratorBase(Interface):
         self.objective = self.make_objective(a)
         model = Policy(self.env, self.space.net(), seeds=[a.seed], back_action=self.objective.form.back_action)
         with torch.no_grad():
-            model.log_z_unit.fill_(a.gen_partition_init / Policy.LOG_Z_SCALE)
+            model.log_z_unit.fill_((a.gen_partition_init or 0.0) / Policy.LOG_Z_SCALE)
         self.model = model.to(a.device)
         self.forward_dynamics = self.space.dynamics().to(a.device)
         self.book = LogBook(self.space.strings, a.reward_exp_min, a.device)
@@ -102,7 +102,7 @@ class GeneratorBase(Interface):
         a, buffer = self.args, self.dynamics_buffer
         self.noise = self.space.model_of(self.forward_dynamics)
         # without a world of its own, what happens is what the learned dynamics says
-        self.task = Task(self.env, self.noise, _OfText(self.space, self.book), Power(1.0, a.reward_exp_min))
+        self.task = Task(self.env, self.noise, OfText(self.space, self.book), Power(1.0, a.reward_exp_min))
         self.trainer = Trainer(
             self.task,
             self.model,
@@ -177,9 +177,18 @@ class GeneratorBase(Interface):
         """One step of the policy, then of the dynamics; what the trainer logs, as a dict that unpacks into two losses."""
         if not self.training:
             raise UserError("this generator was put into evaluation mode: call .train() before train_step")
-        self.trainer.learn(self._read(batch))
+        found = self._read(batch)
+        if self.trainer.steps_done == 0 and self.args.gen_partition_init is None:
+            self._start_log_z(found.trajectories)
+        self.trainer.learn(found)
         self.trainer.steps_done += 1
         return Step({name: float(value[0]) for name, value in self.trainer.stats.items()})
+
+    @torch.no_grad()
+    def _start_log_z(self, traj: Trajectories) -> None:
+        """From log R - sum of (log p - log P_B): a log Z that is far off distorts the policy until it has converged."""
+        t = evaluate(self.task, self.model, self.noise, traj, None, frozenset({"log_move", "log_pb"}))
+        self.model.start_log_z((t.log_reward - (t.log_move - t.log_pb).sum(0)).mean(1))
 
     def get_dynamics_loss(self) -> Tensor:
         """Cross-entropy of the realised letters given prefix and thought: of replayed entries with `dynamics_off_pol`, else of the last batch."""
@@ -273,7 +282,7 @@ class GeneratorBase(Interface):
         legal = self.env.real_moves(self.env.moves(here))
         memory = remembered(self.noise, traj)
         if head is None:
-            law = posterior(self.noise, here, legal, traj.moves, log_pi, memory)
+            law = exact_law_of_action(self.noise, here, legal, traj.moves, log_pi, memory)
         else:
             law = head_law(self.noise, here, legal, head[1:], traj.actions, traj.moves, memory)
         if self.env.stop is None:
@@ -308,7 +317,7 @@ class GeneratorBase(Interface):
             before = env.unstep(state, last)
             mask = env.moves(before)
             log_pi = masked_log_softmax(self.model(before).forward, mask)
-            law = posterior(self.noise, before, env.real_moves(mask), last, log_pi, self.noise.begin(before))
+            law = exact_law_of_action(self.noise, before, env.real_moves(mask), last, log_pi, self.noise.begin(before))
             back = torch.where((strings.lengths(letters) > 0).unsqueeze(1), law[0], 0.0)
         return torch.cat([out.forward[0], back, out.log_flow[0].unsqueeze(-1)], -1)
 
@@ -375,24 +384,3 @@ class GeneratorBase(Interface):
         made.book.load_state_dict(part("book"))
         made.forward_dynamics.seen.copy_(found.tensors["seen"])
         return made
-
-
-class _OfText:
-    """The log's rewards of finished strings, at states that may hold thoughts or a context beside them."""
-
-    on_device = True
-
-    def __init__(self, space: Space, book: LogBook):
-        self.space, self.book = space, book
-
-    def __call__(self, state: Tensor) -> Tensor:
-        return self.book(self.space.text(state))
-
-
-def posterior(
-    dynamics: Channel, here: Tensor, legal: Tensor, moves: Tensor, log_pi: Tensor, memory: Tensor | None
-) -> Tensor:
-    """log pi_B(. | realised move) [..., M]: proportional to pi(a | s) P(move | s, a), over the legal actions."""
-    arrive = dynamics.arrivals(here, legal, moves, memory)
-    joint = torch.where(legal, (log_pi + arrive).clamp(min=NEG), NEG)
-    return torch.where(legal, joint.log_softmax(-1), NEG)

@@ -11,6 +11,7 @@ from torch import Tensor
 from stochflow.errors import UserError
 from stochflow.generators.args import GeneratorArgs, Tokenizer
 from stochflow.generators.dynamics import LogDynamics
+from stochflow.generators.log import LogBook
 from stochflow.nets.layers import Net
 from stochflow.nets.lookup import Lookup
 from stochflow.nets.mlp import MLP
@@ -127,6 +128,18 @@ class Space:
         if self.args.thought_state:
             return Augmented(self.env, Exact()).strings_only(traj)
         return traj._replace(states=self.text(traj.states))
+
+
+class OfText:
+    """The log's rewards of finished strings, at states that may hold thoughts or a context beside them."""
+
+    on_device = True
+
+    def __init__(self, space: Space, book: LogBook):
+        self.space, self.book = space, book
+
+    def __call__(self, state: Tensor) -> Tensor:
+        return self.book(self.space.text(state))
 
 
 def one_hot_contexts(values: Sequence[int], kinds: int) -> Tensor:

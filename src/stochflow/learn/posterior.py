@@ -16,6 +16,15 @@ from stochflow.worlds.env import Channel
 POSSIBLE = -9.0  # log P(move | action) below which a pair counts as impossible (a softmax never reaches zero)
 
 
+def exact_law_of_action(
+    dynamics: Channel, here: Tensor, legal: Tensor, moves: Tensor, log_pi: Tensor, memory: Tensor | None
+) -> Tensor:
+    """log pi_B(. | realised move) [..., M], proportional to pi(a | s) P(move | s, a) over the legal actions."""
+    arrive = dynamics.arrivals(here, legal, moves, memory)
+    joint = torch.where(legal, (log_pi + arrive).clamp(min=NEG), NEG)
+    return torch.where(legal, joint.log_softmax(-1), NEG)
+
+
 def head_law(
     dynamics: Channel,
     here: Tensor,
