@@ -240,7 +240,9 @@ def in_short(groups: dict[tuple[str, float], dict[str, dict[str, Any]]], names: 
             for with_kl, without, label in PAIRS:
                 if with_kl in runs and without in runs:
                     i = interval([a - b for a, b in zip(runs[with_kl]["tv"], runs[without]["tv"], strict=True)])
-                    word = "helps" if i.high < 0 else "hurts" if i.low > 0 else "makes no difference that these seeds show"
+                    word = (
+                        "helps" if i.high < 0 else "hurts" if i.low > 0 else "makes no difference that these seeds show"
+                    )
                     said[word].append(f"{label} at {stick} ({i.median:+.4f})")
             least = min(runs, key=lambda k: interval(runs[k]["tv"]).median)
             best[stick] = f"{METHODS[least]} at {stick} ({interval(runs[least]['tv']).median:.4f})"

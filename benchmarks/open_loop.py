@@ -106,7 +106,14 @@ def tables(result: dict[str, Any]) -> dict[str, str]:
     exact, trained = result["exact"], result["trained"]
     found = {
         "mean": table(
-            ["error rate a letter", "exponent", "steered letter by letter", "ordered, E[y]^exponent", "ordered as if nothing erred, y^exponent", "ordered, as diverse as that (exponent)"],
+            [
+                "error rate a letter",
+                "exponent",
+                "steered letter by letter",
+                "ordered, E[y]^exponent",
+                "ordered as if nothing erred, y^exponent",
+                "ordered, as diverse as that (exponent)",
+            ],
             [
                 [
                     f"{r['stick'] * 3 / 4:.3g}",
@@ -118,24 +125,49 @@ def tables(result: dict[str, Any]) -> dict[str, str]:
             ],
         ),
         "best": table(
-            ["error rate a letter", "an order of 8 comes out exact", "best steering", "best order", "the string of highest score, ordered"],
             [
-                [f"{r['stick'] * 3 / 4:.3g}", *(f"{r[k]:.3f}" for k in ("exact", "closed_best", "open_best", "naive_best"))]
+                "error rate a letter",
+                "an order of 8 comes out exact",
+                "best steering",
+                "best order",
+                "the string of highest score, ordered",
+            ],
+            [
+                [
+                    f"{r['stick'] * 3 / 4:.3g}",
+                    *(f"{r[k]:.3f}" for k in ("exact", "closed_best", "open_best", "naive_best")),
+                ]
                 for r in exact
                 if r["beta"] == BETAS[0]
             ],
         ),
         "floor": table(
-            ["error rate a letter", "exponent", "floor, closed loop", "floor, open loop", "what is made of the orders, from y^exponent"],
             [
-                [f"{r['stick'] * 3 / 4:.3g}", f"{r['beta']:g}", *(f"{abs(r[k]):.4f}" for k in ("closed_floor", "open_floor", "made_tv"))]
+                "error rate a letter",
+                "exponent",
+                "floor, closed loop",
+                "floor, open loop",
+                "what is made of the orders, from y^exponent",
+            ],
+            [
+                [
+                    f"{r['stick'] * 3 / 4:.3g}",
+                    f"{r['beta']:g}",
+                    *(f"{abs(r[k]):.4f}" for k in ("closed_floor", "open_floor", "made_tv")),
+                ]
                 for r in exact
             ],
         ),
     }
     if trained:
         found["trained"] = table(
-            ["error rate a letter", "loop", "TV to its target (three seeds: median, range)", "floor", "mean score of what is made"],
+            [
+                "error rate a letter",
+                "loop",
+                "TV to its target (three seeds: median, range)",
+                "floor",
+                "mean score of what is made",
+            ],
             [
                 [
                     f"{r['stick'] * 3 / 4:.3g}",
