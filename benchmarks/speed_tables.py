@@ -401,6 +401,23 @@ def pieces(found: Found) -> str:
     return lines(["piece", "lines", "slower without it, at most", "and at least"], rows) + "\n\n" + made
 
 
+def rebuilt(found: Found) -> str:
+    """The rows of the comparison measured again, stochflow alone; on the CPU by processor time."""
+    key = "ms" if found["device"] == "cuda" else "processor_ms"
+    old = json.loads((RESULTS / ("speed_gpu.json" if found["device"] == "cuda" else "speed_cpu.json")).read_text())
+    before = {(kind, r["task"], r["batch"]): r["stochflow"][key] for kind in ("speed", "noise") for r in old[kind]}
+    rows = []
+    for kind in ("speed", "noise"):
+        for r in found[kind]:
+            was, now = before.get((kind, r["task"], r["batch"])), r["stochflow"].get(key)
+            if was and now:
+                name = TITLES[r["task"]] + (f", stick {r['stick']:g}, learned noise" if kind == "noise" else "")
+                rows.append([name, str(r["batch"]), number(was), number(now), f"{now / was:.2f}"])
+    made = f"*{found['hardware']}; torch {found['versions']['stochflow']['torch']}; {old['date']} and {found['date']}, commits {old['commit']} and {found['commit']}.*"
+    return lines(["task", "batch", "before, ms", "now, ms", "ratio"], rows) + "\n\n" + made
+
+
+TABLES["rebuilt-gpu"] = ("speed_rebuilt_gpu", rebuilt)
 TABLES["pieces-cpu"] = ("pieces_cpu", pieces)
 TABLES["pieces-gpu"] = ("pieces_gpu", pieces)
 TABLES["floor-cpu2"] = ("cpu_floor", floor)
