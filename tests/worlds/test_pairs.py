@@ -89,6 +89,15 @@ def test_the_intervals_cover_what_they_say():
     assert inside >= 0.95 * 640 - 3 * (640 * 0.05 * 0.95) ** 0.5
 
 
+def test_deletions_alone_leave_no_trace_of_other_errors():
+    """The start of the search has errors of every kind; those that no pair shows are gone at its end."""
+    found = estimate(["ACGTACGT"] * 9, ["ACGTACGT"] * 6 + ["ACGTCGT"] * 3)
+    assert found.deletion.value == pytest.approx(3 / 72)
+    assert found.insertion.value == 0
+    assert torch.equal(found.table, torch.eye(4, dtype=torch.float64))
+    assert "none seen" in str(found)
+
+
 def test_pairs_with_unread_letters_are_left_out_and_counted():
     found = estimate(["ACGT"] * 3, ["ACGT", "ANGT", "ACGA"])
     assert (found.pairs, found.left_out) == (2, 1)
@@ -120,6 +129,7 @@ def test_from_file_to_file(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "from 60 pairs" in said
     assert "insertions a letter: 0.0" in said
+    assert "made as ordered" in said
     found = estimate(ordered, sequenced)
     assert torch.allclose(torch.tensor(read_table(out, "TGCA").rows, dtype=torch.float64).flip(0, 1), found.table)
     assert main(["design", "noise", str(source), "--json"]) == 0

@@ -48,5 +48,7 @@ def run(words: list[str]) -> int:
     if asked.out is not None:
         write_text(asked.out, found.csv())
         if not asked.json:
+            rates = f" --insertion {found.insertion.value:.3g} --deletion {found.deletion.value:.3g}"
             print(asked.out)
+            print(f"next: stochflow design new CAMPAIGN --data FILE.csv --noise {asked.out}{rates}")
     return 0

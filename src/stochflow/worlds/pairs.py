@@ -25,6 +25,8 @@ from stochflow.worlds.synthesis import Synthesis
 FILE = 256 * MB  # the most that is read
 ROUNDS = 500  # of expectation and maximisation, at most
 STILL = 1e-9  # change of the mean log-likelihood at which it ends
+NEVER = 1e-6  # expected counts below it are what is left of a start that did not come true
+SHOWN = 3  # errors of a letter in the summary; all of them are in the table
 AT_ONCE = 1 << 23  # numbers of a table of all ways
 
 
@@ -36,7 +38,7 @@ class Rate(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
+        return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f})"
 
 
 class Noise(NamedTuple):
@@ -66,16 +68,16 @@ class Noise(NamedTuple):
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:
-        wide = 24
-        lines = ["ordered" + "".join(f"made {a}".rjust(wide) for a in self.alphabet) + "letters".rjust(10)]
-        for i, a in enumerate(self.alphabet):
+        lines = [f"{'ordered':<9}{'letters':>9}   {'made as ordered':<26}most frequent errors"]
+        for i, letter in enumerate(self.alphabet):
             cells = [
-                Rate(float(self.table[i, j]), float(self.low[i, j]), float(self.high[i, j]))
-                for j in range(len(self.alphabet))
+                Rate(*(float(x[i, j]) for x in (self.table, self.low, self.high))) for j in range(len(self.alphabet))
             ]
-            lines.append(
-                a.ljust(7) + "".join(str(c).rjust(wide) for c in cells) + f"{float(self.counts[i]):.0f}".rjust(10)
+            others = sorted(
+                (c for c in zip(cells, self.alphabet, strict=True) if c[1] != letter and c[0].value), reverse=True
             )
+            errors = ", ".join(f"{a} {c}" for c, a in others[:SHOWN]) or "none seen"
+            lines.append(f"{letter:<9}{float(self.counts[i]):>9.0f}   {cells[i]!s:<26}{errors}")
         return "\n".join([*lines, f"insertions a letter: {self.insertion}", f"deletions a letter:  {self.deletion}"])
 
 
@@ -175,6 +177,8 @@ def _expected(made: Synthesis, used: Counter[tuple[str, str]]) -> _Counts:
         x, y = made.encode([p[0] for p, _ in part]), made.encode([p[1] for p, _ in part])
         weight = np.array([n for _, n in part], dtype=np.float64)
         log_likelihood += _add(made, x, y, weight, kept, sums)
+    kept[kept < NEVER] = 0
+    sums[sums < NEVER] = 0
     cycles = float(sum(len(x) * n for (x, _), n in used.items()))
     return _Counts(kept, float(sums[0]), float(sums[1]), cycles, log_likelihood)
 
