@@ -54,18 +54,18 @@ def run_one(
     """Train one method and measure it three times: after a quarter, a half and all of its steps."""
     import torch
 
-    from stochflow.runs import config
     from stochflow.law import metrics
-    from stochflow.learn import objectives
-    from stochflow.noise.dynamics import Neural
     from stochflow.law.exact import exact_law
     from stochflow.law.floors import limit_tv
     from stochflow.law.measure import Yardstick
+    from stochflow.learn import objectives
     from stochflow.nets.lookup import Lookup
     from stochflow.nets.mlp import MLP
     from stochflow.nets.policy import Policy
-    from stochflow.training.sources import OnPolicy
+    from stochflow.noise.dynamics import Neural
+    from stochflow.runs import config
     from stochflow.runs.tasks import grid_task, tfbind8_task
+    from stochflow.training.sources import OnPolicy
     from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 
     spec = config.train_for(config.TASKS[task_name](), {})

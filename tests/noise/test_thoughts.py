@@ -362,3 +362,23 @@ def test_what_cannot_hold_thoughts_says_so():
     for env in (Grid(2, 4), Strings("ABC", 3, 1)):
         with pytest.raises(UserError, match=r"strings of fixed length only.*thought_state"):
             ThoughtState(env)
+
+
+def test_memory_of_thoughts_in_the_state_is_said_before_it_is_held(monkeypatch):
+    """The look-up table of all histories is refused with its size; a batch that does not fit is refused before it is made."""
+    from stochflow.errors import UserError
+    from stochflow.runs.build import Experiment
+    from stochflow.runs.config import configure
+
+    with pytest.raises(UserError, match=r"6,012,932,369 states .* GB in training: use --net transformer"):
+        Experiment(configure("tfbind8", thought_state=True))
+    many = configure("tfbind8", thought_state=True, net="transformer", batch=10_000_000, objective="tb")
+    with pytest.raises(UserError, match=r"holds about .* GB, and this machine has .* smaller --batch"):
+        Experiment(many)
+    few = Experiment(
+        configure(
+            "tfbind8", thought_state=True, net="transformer", batch=4, hidden=16, objective="tb", dynamics="thought"
+        )
+    )
+    few.trainer.train(2)
+    assert bool(few.trainer.stats["finite"].all())

@@ -249,6 +249,15 @@ class OfText:
         return self.oracle(self.env.text(state))
 
 
+def step_memory(env: Env, seeds: int, batch: int, width: int, layers: int, positions: int) -> float:
+    """Bytes that the activations of a training step hold, about: `positions` is what a trunk reads of a state (1: an MLP)."""
+    states = seeds * batch * (2 * env.horizon + 1)
+    masks = states * (env.num_moves**2 + env.num_moves) * 8  # moves are pairs, and each is masked
+    return (
+        states * positions * width * layers * 22 * 4 + masks
+    )  # 22 vectors a block and position, measured with two blocks
+
+
 def augment(task: Task) -> Task:
     """The task with thoughts in its state (`thought_state=True`): all networks see the history, the reward does not.
 

@@ -5,7 +5,9 @@ What runs this into a folder is `experiment`.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -26,7 +28,7 @@ from stochflow.learn.objectives import (
 )
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
-from stochflow.noise.thought_state import augment
+from stochflow.noise.thought_state import augment, step_memory
 from stochflow.runs import tasks
 from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
@@ -39,6 +41,7 @@ from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task, Trajectories
 from stochflow.worlds.check import check_channel, check_env, check_oracle
 
+log = logging.getLogger("stochflow")
 IN_PYTHON = "python:task"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
 DESIGNS = 100  # best objects written at the end
 CHUNK = 10_000  # objects sampled together,
@@ -95,6 +98,22 @@ def pick_device(word: str) -> torch.device:
     return torch.device("cuda" if word == "cuda" or (word == "auto" and torch.cuda.is_available()) else "cpu")
 
 
+def _say_memory(t: Train, env: Any, device: torch.device) -> None:
+    """Thoughts in the state multiply what a step holds: said before it is held, and refused where it cannot be."""
+    positions = env.horizon + 1 if t.net == "transformer" else 1
+    needed = step_memory(env, t.seeds, t.batch, t.hidden, t.layers, positions)
+    there = (
+        torch.cuda.mem_get_info()[1]
+        if device.type == "cuda"
+        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )
+    words = f"--thought-state: a step of {t.seeds} x {t.batch} trajectories holds about {needed / 2**30:.1f} GB"
+    if needed > there:
+        raise UserError(f"{words}, and this machine has {there / 2**30:.0f} GB: take a smaller --batch")
+    if needed > there / 8:
+        log.warning("%s; a smaller --batch needs less", words)
+
+
 class Experiment:
     """A configuration made into tensors: the task, its trainer, and what it is measured against."""
 
@@ -112,6 +131,8 @@ class Experiment:
             torch.set_num_threads(t.threads)
         self.inner = make_task(config.task) if task is None else task
         self.task = augment(self.inner) if t.thought_state else self.inner
+        if t.thought_state:
+            _say_memory(t, self.inner.env, self.device)
         self.yardstick = Yardstick(self.task, self.device)
         torch.manual_seed(t.seed)  # the run's one stream; networks are initialised from each row's own seed
         rows = [t.seed + i for i in range(t.seeds)]

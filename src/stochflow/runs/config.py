@@ -67,8 +67,8 @@ class Train:
     """how many independent runs to train at once"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one"""
-    net: Literal["mlp", "lookup", "transformer"] = "mlp"
-    """the policy's trunk; lookup embeds whole prefixes, for short strings; transformer reads strings of any length"""
+    net: Literal["mlp", "lookup", "transformer", "gru", "lstm"] = "mlp"
+    """the policy's trunk; lookup embeds whole prefixes, for short strings; transformer, gru and lstm read strings of any length"""
     hidden: int = 128
     """width of the trunk"""
     layers: int = 2

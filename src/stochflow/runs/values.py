@@ -22,6 +22,7 @@ from stochflow.nets.layers import Net
 from stochflow.nets.lookup import Lookup
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
+from stochflow.nets.recurrent import Recurrent
 from stochflow.nets.transformer import Transformer
 from stochflow.noise.dynamics import Dynamics, Known, Neural, Tabular
 from stochflow.noise.thought_state import Augmented, ThoughtState
@@ -127,6 +128,8 @@ def make_objective(settings: Train) -> Objective:
 def make_net(settings: Train) -> Net:
     if settings.net == "transformer":
         return Transformer(settings.hidden, settings.heads, settings.layers)
+    if settings.net in ("gru", "lstm"):
+        return Recurrent(settings.hidden, settings.layers, settings.net)
     return {"mlp": MLP, "lookup": Lookup}[settings.net](settings.hidden, settings.layers)
 
 
