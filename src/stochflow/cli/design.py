@@ -128,12 +128,41 @@ class Status:
     """print one JSON object"""
 
 
+@dataclass(frozen=True)
+class Report:
+    """One self-contained HTML page: designs, the batch, what the model knows, progress."""
+
+    campaign: Place
+    out: Path | None = None
+    """file to write; by default report.html in the campaign"""
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """Play several rounds on an oracle of your own, in a copy of the campaign, beside random and genetic choices."""
+
+    campaign: Place
+    oracle: str
+    """my_module:my_function, from a list of sequences to their values; never taken from the campaign's folder"""
+    rounds: int = 5
+    """rounds to play"""
+    batch: int = 96
+    """wells a round"""
+    out: Path | None = None
+    """folder of the dry run; by default CAMPAIGN-simulated"""
+    acquisition: Literal["ucb", "ei", "thompson", "greedy"] = "ucb"
+    """as in propose"""
+    model: Literal["auto", "ensemble", "ridge", "gp", "forest"] = "auto"
+    """as in propose"""
+
+
 def run(words: list[str]) -> int:
     """One subcommand; returns the exit code."""
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if words else 2
-    known = {"new": _new, "propose": _propose, "record": _record, "status": _status, "noise": design_noise.run}
+    known = {"new": _new, "propose": _propose, "record": _record, "status": _status}
+    known |= {"report": _report, "simulate": _simulate, "noise": design_noise.run}
     if words[0] not in known:
         raise UserError(
             f"there is no `design {words[0]}`{did_you_mean(words[0], known)}: `stochflow design --help` lists what there is"
@@ -245,7 +274,7 @@ def _noise(asked: New) -> Any:
         )
     from stochflow.worlds.channels import Confusion
 
-    table = Confusion(asked.noise).table.tolist()
+    table = Confusion(asked.noise, alphabet=alphabet).table.tolist()
     return Noise("table", 0.0, tuple(tuple(row) for row in table), asked.insertion, asked.deletion)
 
 
@@ -336,4 +365,33 @@ def _status(words: list[str]) -> int:
         print(f"{len(pending)} proposed designs have no value yet")
     if failed:
         print(f"{len(failed)} sequences failed and are not proposed again")
+    return 0
+
+
+def _report(words: list[str]) -> int:
+    asked = tyro.cli(Report, args=words, prog="stochflow design report")
+    from stochflow.design.campaign import Campaign
+    from stochflow.design.page import write_page
+
+    print(write_page(Campaign.open(asked.campaign), asked.out))
+    return 0
+
+
+def _simulate(words: list[str]) -> int:
+    asked = tyro.cli(Simulate, args=words, prog="stochflow design simulate")
+    from stochflow.design.campaign import Campaign
+    from stochflow.design.page import write_page
+    from stochflow.design.settings import Ask
+    from stochflow.design.simulate import TOP, simulate
+    from stochflow.runs.tasks import find
+
+    campaign = Campaign.open(asked.campaign)
+    out = asked.out or asked.campaign.with_name(asked.campaign.name + "-simulated")
+    how = Ask(batch=asked.batch, acquisition=asked.acquisition, model=asked.model)
+    done = simulate(campaign, find(asked.oracle), out, asked.rounds, how)
+    print(f"mean of the {TOP} best values after each round (0: the first data)")
+    for name, curve in done.curves.items():
+        print(f"  {name:<18} " + "  ".join(f"{v:.4g}" for v in curve))
+    print(f"dry run: {done.campaign.path}")
+    print(f"page: {write_page(done.campaign)}")
     return 0

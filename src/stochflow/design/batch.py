@@ -79,11 +79,11 @@ def spread(
     excluded: set[str],
     taken: Sequence[str] = (),
 ) -> Selection:
-    """`select`; where no distance is asked for, the largest of L/5, ..., 2, 1 that fills the batch."""
+    """`select`; where no distance is asked for, the largest of L/5, ..., 2, 1 letters that fills the batch."""
     if distance is not None:
         return select(texts, value, count, distance, excluded, taken)
     longest = max((len(t) for t in texts), default=1)
-    for step in range(max(2, longest // 5), 0, -1):
+    for step in range(max(1, longest // 5), 0, -1):
         made = select(texts, value, count, step, excluded, taken)
         if not made.short or step == 1:
             return made

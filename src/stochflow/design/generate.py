@@ -103,7 +103,7 @@ def _search(
     """A genetic search on the acquisition: crossover and point mutations, insertions and deletions where lengths vary."""
     rng = np.random.default_rng(seed)
     first = [t for t in dict.fromkeys(start) if accepts(t)][: effort.population]
-    first += [t for t in _random(env, effort.population, seed) if accepts(t)]
+    first += [t for t in random_texts(env, effort.population, seed) if accepts(t)]
     known: dict[str, float] = {}
 
     def ask(texts: Sequence[str]) -> None:
@@ -116,12 +116,12 @@ def _search(
         return Candidates([], np.zeros(0), [])
     for _ in range(effort.rounds):
         parents = sorted(known, key=lambda t: (-known[t], t))[: effort.population]
-        ask([t for t in (_child(env, parents, rng) for _ in range(effort.population)) if accepts(t)])
+        ask([t for t in (child(env, parents, rng) for _ in range(effort.population)) if accepts(t)])
     texts = sorted(known, key=lambda t: (-known[t], t))
     return Candidates(texts, np.array([known[t] for t in texts]), ["search"] * len(texts))
 
 
-def _random(env: Strings, count: int, seed: int) -> list[str]:
+def random_texts(env: Strings, count: int, seed: int) -> list[str]:
     """Uniform walks through the environment, so rules of its masks are kept."""
     gen = torch.Generator().manual_seed(seed)
     state = env.initial((count,))
@@ -136,7 +136,7 @@ def _random(env: Strings, count: int, seed: int) -> list[str]:
     return env.decode(state)
 
 
-def _child(env: Strings, parents: Sequence[str], rng: np.random.Generator) -> str:
+def child(env: Strings, parents: Sequence[str], rng: np.random.Generator) -> str:
     """Two parents, the better ones more often, crossed at one place; then one mutation on average, at least one."""
 
     def pick() -> str:

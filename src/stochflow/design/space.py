@@ -28,7 +28,7 @@ class Space:
             self.accepts: Callable[[str], bool] = self._plain
             self.summary = f"{finished_count(self.env):.3g} strings" if self.env.length < 200 else ""
             return
-        from stochflow.worlds.rules import Rules  # type: ignore[import-not-found]
+        from stochflow.worlds.rules import Rules
 
         lengths = settings.max_length if fixed else (settings.min_length, settings.max_length)
         written = Rules.read(str(rules), wild_type=settings.wild_type or None)
@@ -47,7 +47,7 @@ class Space:
 def make_synthesis(noise: Noise, alphabet: str) -> Any:
     """The `Synthesis` that a campaign's noise describes."""
     from stochflow.worlds.channels import Neighbour, Slip
-    from stochflow.worlds.synthesis import Synthesis  # type: ignore[import-not-found]
+    from stochflow.worlds.synthesis import Synthesis
 
     law: Any
     if noise.kind == "table":

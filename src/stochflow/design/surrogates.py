@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -107,7 +108,7 @@ class Ensemble:
 
     members: int = 8
     hidden: int = 64
-    steps: int = 1500
+    steps: int = 800
     batch: int = 128
     name: str = "ensemble"
 
@@ -119,7 +120,7 @@ class Ensemble:
         net = _Stack(
             x.shape[1], self.hidden, [torch.Generator().manual_seed(seed * 1009 + m) for m in range(self.members)]
         )
-        optimiser = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=1e-2)
+        optimiser = _AdamW(list(net.parameters()))
         batch = min(self.batch, len(y))
         most = max(1, max(len(c) for c in check))
         held = torch.stack([c[torch.arange(min(most, 512)) % len(c)] for c in check])
@@ -127,17 +128,34 @@ class Ensemble:
         for step in range(1, self.steps + 1):
             at = torch.stack([i[torch.randint(len(i), (batch,), generator=gen)] for i in learn])
             loss = (net(x[at]) - target[at]).square().mean(1).sum()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+            optimiser.step(torch.autograd.grad(loss, optimiser.parameters))
             if step % 25 == 0:
                 _keep_best(net, x[held], target[held], best, step)
-                if step - best[2] >= 250:
+                if step - best[2] >= 200:
                     break
         with torch.no_grad():
             for p, kept in zip(net.parameters(), best[1], strict=True):
                 p.copy_(kept)
         return _Ensemble(net, level, size)
+
+
+class _AdamW:
+    """Adam with decoupled weight decay. `torch.optim` imports the compiler, which takes longer than a fit."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float = 3e-3, decay: float = 1e-2):
+        self.parameters, self.lr, self.decay, self.steps = parameters, lr, decay, 0
+        self.first = [torch.zeros_like(p) for p in parameters]
+        self.second = [torch.zeros_like(p) for p in parameters]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        self.steps += 1
+        short, long = 1 - 0.9**self.steps, 1 - 0.999**self.steps
+        for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
+            m.lerp_(g, 0.1)
+            v.mul_(0.999).addcmul_(g, g, value=0.001)
+            p.mul_(1 - self.lr * self.decay)
+            p.addcdiv_(m, (v / long).sqrt_().add_(1e-8), value=-self.lr / short)
 
 
 @torch.no_grad()

@@ -1,0 +1,142 @@
+"""A dry run: the rounds of a campaign played on an oracle, beside a random and a genetic choice of the same wells.
+
+The oracle comes from whoever calls this, never from a campaign's folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stochflow.design.campaign import Campaign
+from stochflow.design.generate import child, random_texts
+from stochflow.design.settings import Ask
+from stochflow.design.space import Space, make_synthesis
+from stochflow.design.store import as_json, write
+from stochflow.errors import UserError
+
+Oracle = Callable[[list[str]], Any]
+TOP = 10  # "the best" of a curve is the mean of so many
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """Where the played campaign lies, and the mean of the best `TOP` values after each round, of each way to choose."""
+
+    campaign: Campaign
+    curves: dict[str, list[float]]
+
+
+def simulate(source: Campaign, oracle: Oracle, out: str | os.PathLike[str], rounds: int, how: Ask) -> Simulated:
+    """Play `rounds` rounds in a copy of the campaign; the first data stay as they were measured."""
+    settings = source.settings
+    if len(settings.columns) != 1:
+        raise UserError(
+            "a dry run plays one measured column, but this campaign has several: make one with a single --value"
+        )
+    if rounds < 1:
+        raise UserError(f"--rounds {rounds} must be at least 1")
+    played = _copy(source, Path(out))
+    space = Space(settings, played.path / "rules.toml" if settings.rules else None)
+    column, begun = settings.columns[0], played.measured()
+    first = dict(zip(begun.sequences, begun.values[:, 0].tolist(), strict=True))
+    maker = _Maker(played, oracle)
+    curves: dict[str, list[float]] = {"this campaign": [_top(first.values(), column.sign)]}
+    for _ in range(rounds):
+        rows = played.ask(how.batch, how)
+        made = maker([r["sequence"] for r in rows], len(played.store.rounds()))
+        played.tell(
+            [
+                {"id": r["id"], column.name: v, **({"made": m} if m != r["sequence"] else {})}
+                for r, (m, v) in zip(rows, made, strict=True)
+            ]
+        )
+        now = played.measured()
+        curves["this campaign"].append(_top(now.values[:, 0].tolist(), column.sign))
+    for name, choose in (("random", _random), ("genetic algorithm", _genetic)):
+        known, curve = dict(first), [curves["this campaign"][0]]
+        for r in range(rounds):
+            batch = choose(space, known, column.sign, how.batch, settings.seed * 1009 + r)
+            known.update(maker(batch, r + 1))
+            curve.append(_top(known.values(), column.sign))
+        curves[name] = curve
+    write(
+        played.path / "simulation.json", as_json({"rounds": rounds, "batch": how.batch, "top": TOP, "curves": curves})
+    )
+    return Simulated(played, curves)
+
+
+class _Maker:
+    """Orders to (made, value); what an order becomes depends on the round and its well alone."""
+
+    def __init__(self, campaign: Campaign, oracle: Oracle):
+        settings = campaign.settings
+        self.oracle, self.seed, self.letters = oracle, settings.seed, settings.max_length
+        self.synthesis = None if settings.noise is None else make_synthesis(settings.noise, settings.alphabet)
+
+    def __call__(self, orders: Sequence[str], round_: int) -> list[tuple[str, float]]:
+        made = list(orders)
+        if self.synthesis is not None:  # a seed a well: orders of one round do not share their noise
+            seeds = np.random.default_rng((self.seed, round_)).integers(0, 2**31, len(made))
+            made = [self.synthesis.make([m], 1, seed=int(s))[0][0] for m, s in zip(made, seeds, strict=True)]
+        try:
+            values = [float(v) for v in self.oracle(list(made))]
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"the oracle failed on {len(made)} sequences that begin with {made[0]!r}: {type(error).__name__}: {error}"
+            ) from error
+        if len(values) != len(made):
+            raise UserError(f"the oracle gave {len(values)} values for {len(made)} sequences: give one each")
+        return list(zip(made, values, strict=True))
+
+
+def _copy(source: Campaign, out: Path) -> Campaign:
+    """The settings and first measurements in a folder of their own; the campaign itself is not touched."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty: choose another --out for the dry run")
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("measured", "sources"):
+        shutil.copytree(source.path / name, out / name)
+    (out / "rounds").mkdir()
+    if source.settings.rules:
+        shutil.copy(source.path / "rules.toml", out / "rules.toml")
+    write(out / "campaign.json", as_json(source.settings.to_dict()))
+    return Campaign.open(out)
+
+
+def _top(values: Any, sign: float) -> float:
+    ranked = sorted((sign * v for v in values if np.isfinite(v)), reverse=True)[:TOP]
+    return sign * float(np.mean(ranked))
+
+
+def _random(space: Space, known: dict[str, float], sign: float, count: int, seed: int) -> list[str]:
+    """Uniform walks, none of them measured."""
+    if space.rules is not None and space.rules.exact:
+        import torch
+
+        drawn = space.rules.sample(20 * count, torch.Generator().manual_seed(seed))
+    else:
+        drawn = random_texts(space.env, 20 * count, seed)
+    return [t for t in dict.fromkeys(drawn) if t not in known and space.accepts(t)][:count]
+
+
+def _genetic(space: Space, known: dict[str, float], sign: float, count: int, seed: int) -> list[str]:
+    """Crossed and mutated from the best measured, without a model."""
+    rng = np.random.default_rng(seed)
+    parents = sorted(known, key=lambda t: (-sign * known[t], t))[: max(20, count // 2)]
+    found: dict[str, None] = {}
+    for _ in range(200 * count):
+        if len(found) == count:
+            break
+        text = child(space.env, parents, rng)
+        if text not in known and space.accepts(text):
+            found[text] = None
+    return list(found)
