@@ -253,35 +253,46 @@ def arm_greedy(s: State) -> list[str]:
 
 
 def _ours(s: State, channel: np.ndarray | None) -> list[str]:
-    from stochflow.design.acquisition import UCB
+    """Strings drawn in proportion to the sharpened expected gain in the mean of the best `TOP`, the best of them ordered.
+
+    With a `channel` an order is worth the gain expected of what is made of it, which is none where that is known already.
+    """
+    from stochflow.design.acquisition import ExpectedImprovement, log_target
     from stochflow.design.batch import spread
     from stochflow.design.generate import Effort, candidates
     from stochflow.design.model import through
     from stochflow.design.surrogates import Prediction
 
-    kind, best = UCB(KAPPA), max(s.known.values())
-    if s.world.texts and channel is not None:
-        p = s.model(s.world.texts)
-        draws = through(channel, p.draws, s.world.length)
-        value = kind(Prediction(draws.mean(0), draws.std(0, ddof=1), draws), best)
+    ranked = sorted(s.known.values(), reverse=True)
+    kind, bar = ExpectedImprovement(), ranked[min(TOP, max(len(ranked) // 4, 1)) - 1]
+
+    def gain(texts: Any) -> np.ndarray:
+        p = s.model(texts)
+        return kind(Prediction(p.mean, STRETCH * p.sd + 1e-3, p.draws), bar)
+
+    if s.world.texts:
+        value = gain(s.world.texts)
         at = {t: i for i, t in enumerate(s.world.texts)}
+        if channel is not None:
+            value[[at[t] for t in s.known]] = 0
+            value = through(channel, value[None], s.world.length)[0]
 
         def score(texts: Any) -> np.ndarray:
-            return value[[at[t] for t in texts]]
+            return log_target(value[[at[t] for t in texts]], kind)
     else:
 
         def score(texts: Any) -> np.ndarray:
-            return kind(s.model(texts), best)
+            return log_target(gain(texts), kind)
 
     start = sorted(s.known, key=lambda t: -s.known[t])[:256]
-    found = candidates(s.env, s.world.accepts, score, start, s.batch, Effort(sampler=SAMPLER), s.seed)
+    found = candidates(s.env, s.world.accepts, score, start, s.batch, Effort(steps=100), s.seed)
     excluded = s.asked | set(s.known)
-    chosen = spread(found.texts, found.value, s.batch, DISTANCE, excluded)
+    chosen = spread(found.texts, found.value, s.batch, None, excluded)
     out = [found.texts[i] for i in chosen.chosen]
     return out + arm_random(s)[: s.batch - len(out)]
 
 
-KAPPA, DISTANCE, SAMPLER = 1.0, None, "auto"
+STRETCH = 2.0  # an ensemble's spread understates its error where it proposes
 CHOICES: dict[str, Callable[[State], list[str]]] = {
     "random": arm_random,
     "ga": arm_ga,
@@ -316,7 +327,6 @@ def campaign(study: Study, arm: str, seed: int, rounds: int | None = None) -> di
     from stochflow.design.features import Features, distances
     from stochflow.design.model import through
     from stochflow.design.surrogates import Ensemble
-    from stochflow.design.validation import groups_of  # noqa: F401  (imported before the clock starts)
     from stochflow.worlds.strings import Strings
 
     torch.set_num_threads(1)
@@ -338,7 +348,9 @@ def campaign(study: Study, arm: str, seed: int, rounds: int | None = None) -> di
         if arm != "random":
             texts = list(known)
             x, y = features(features.tokens(texts)), np.array([known[t] for t in texts])
-            fitted = Ensemble(members=5, steps=600).fit(x, y, np.arange(len(y)), seed * 1009 + r)
+            fitted = Ensemble(members=5, steps=600 if world.texts else 300).fit(
+                x, y, np.arange(len(y)), seed * 1009 + r
+            )
             whole = fitted.predict(listed) if listed is not None else None
 
             def model(asked_: list[str], fitted: Any = fitted, whole: Any = whole) -> Any:
@@ -404,7 +416,7 @@ def run(asked: argparse.Namespace) -> None:
     jobs = []
     for seed in range(asked.seeds):
         for name in asked.studies:
-            arms = [a for a in asked.arms or ARMS if LISTS_ALL(a, name)]
+            arms = [a for a in asked.arms or ARMS if possible(a, name)]
             jobs += [(name, arm, seed, asked.rounds, str(cells)) for arm in arms]
     done = 0
     with get_context("spawn").Pool(asked.processes, maxtasksperchild=4) as pool:
@@ -424,7 +436,7 @@ def run(asked: argparse.Namespace) -> None:
     print(f"{done} of {len(jobs)} cells")
 
 
-def LISTS_ALL(arm: str, name: str) -> bool:
+def possible(arm: str, name: str) -> bool:
     """Exhaustive greedy needs a list; without noise the arm that ignores it is ours."""
     study = STUDIES[name]
     return not (arm == "greedy" and study.landscape != "tf") and not (arm == "gfn-no-noise" and study.noise == 0)

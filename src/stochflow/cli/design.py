@@ -83,8 +83,8 @@ class Propose:
     campaign: Place
     batch: int = 96
     """wells, controls and repeats included"""
-    acquisition: Literal["ucb", "ei", "thompson", "greedy"] = "ucb"
-    """what makes a design worth measuring: upper confidence bound, expected improvement, a drawn model, the prediction"""
+    acquisition: Literal["gain", "ucb", "ei", "thompson", "greedy"] = "gain"
+    """what makes a design worth measuring: expected gain in the mean of the best (as many as the batch has wells), upper confidence bound, expected improvement, a drawn model, the prediction"""
     kappa: float = 1.0
     """standard deviations that ucb adds to the prediction"""
     model: Literal["auto", "ensemble", "ridge", "gp", "forest"] = "auto"
@@ -150,7 +150,7 @@ class Simulate:
     """wells a round"""
     out: Path | None = None
     """folder of the dry run; by default CAMPAIGN-simulated"""
-    acquisition: Literal["ucb", "ei", "thompson", "greedy"] = "ucb"
+    acquisition: Literal["gain", "ucb", "ei", "thompson", "greedy"] = "gain"
     """as in propose"""
     model: Literal["auto", "ensemble", "ridge", "gp", "forest"] = "auto"
     """as in propose"""
@@ -272,9 +272,12 @@ def _noise(asked: New) -> Any:
         raise UserError(
             f"--noise {asked.noise!r} is neither slip:RATE nor neighbour:RATE nor a file: give one of these"
         )
+    from stochflow.design.data import read_data
     from stochflow.worlds.channels import Confusion
 
-    table = Confusion(asked.noise, alphabet=alphabet).table.tolist()
+    found = read_data(asked.data, asked.sequence, [n for n in asked.value if n], asked.alphabet)
+
+    table = Confusion(asked.noise, alphabet=found.alphabet).table.tolist()
     return Noise("table", 0.0, tuple(tuple(row) for row in table), asked.insertion, asked.deletion)
 
 

@@ -37,8 +37,13 @@ class UCB:
 
 @dataclass(frozen=True)
 class ExpectedImprovement:
-    """E[max(y - best, 0)] of a normal prediction: sd * (z Phi(z) + phi(z)), z = (mean - best) / sd."""
+    """E[max(y - best, 0)] of a normal prediction: sd * (z Phi(z) + phi(z)), z = (mean - best) / sd.
 
+    `rank`: against which of the values so far, 1 for the best. Against the n-th best it is n times the expected gain in the
+    mean of the n best.
+    """
+
+    rank: int = 1
     name: str = "ei"
 
     def __call__(self, p: Prediction, best: float) -> np.ndarray:
@@ -59,11 +64,11 @@ class Thompson:
 
 
 Acquisition = Greedy | UCB | ExpectedImprovement | Thompson
-KINDS = ("ucb", "ei", "thompson", "greedy")
+KINDS = ("gain", "ucb", "ei", "thompson", "greedy")
 
 
-def acquisition(name: str, kappa: float = 1.0) -> Acquisition:
-    """The acquisition of this name."""
+def acquisition(name: str, kappa: float = 1.0, batch: int = 1) -> Acquisition:
+    """The acquisition of this name; `gain` is the expected gain in the mean of the `batch` best."""
     if name not in KINDS:
         raise UserError(f"there is no acquisition {name!r}{did_you_mean(name, KINDS)}: take one of {', '.join(KINDS)}")
     if not kappa >= 0:
@@ -71,6 +76,7 @@ def acquisition(name: str, kappa: float = 1.0) -> Acquisition:
     made: dict[str, Acquisition] = {
         "ucb": UCB(kappa),
         "ei": ExpectedImprovement(),
+        "gain": ExpectedImprovement(batch),
         "thompson": Thompson(),
         "greedy": Greedy(),
     }

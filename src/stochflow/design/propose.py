@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stochflow.design import batch as batches
-from stochflow.design.acquisition import Thompson, acquisition, log_target
+from stochflow.design.acquisition import ExpectedImprovement, Thompson, acquisition, log_target
 from stochflow.design.data import Measured
 from stochflow.design.features import nearest
 from stochflow.design.generate import Candidates, Effort, candidates
@@ -109,12 +109,14 @@ def _by_utility(settings: Settings, scale: Scale, measured: Measured) -> np.ndar
 
 def _scorer(settings: Settings, scale: Scale, believed: Believed, plan: Plan, ask: Ask, measured: Measured) -> Any:
     """Texts to the acquisition on the scale that candidates are drawn by."""
-    kind = acquisition(ask.acquisition, ask.kappa)
+    kind = acquisition(ask.acquisition, ask.kappa, ask.batch)
     kind = replace(kind, draw=plan.draw) if isinstance(kind, Thompson) else kind
     z = scale.values(settings.columns, measured.values)
     whole = z[~np.isnan(z).any(1)]
     seen = whole[:, 0] if len(settings.columns) == 1 else utility(whole.T, plan.preference)
-    best = float(seen.max()) if len(seen) else 0.0
+    ranked = np.sort(seen)[::-1]
+    rank = kind.rank if isinstance(kind, ExpectedImprovement) else 1
+    best = float(ranked[min(rank, max(len(ranked) // 4, 1)) - 1]) if len(ranked) else 0.0
     limits = any(c.threshold is not None for c in settings.columns)
 
     def score(texts: Sequence[str]) -> np.ndarray:
@@ -234,6 +236,7 @@ def _reason(row: Row, settings: Settings, ask: Ask) -> str:
     if row["extrapolates"]:
         said.append("farther from the data than the model was tested")
     how = {
+        "gain": "high expected gain",
         "ucb": "high upper bound",
         "ei": "high expected improvement",
         "thompson": "best under a drawn model",

@@ -99,7 +99,7 @@ class Ask:
     """How the next batch is chosen."""
 
     batch: int = 96
-    acquisition: Literal["ucb", "ei", "thompson", "greedy"] = "ucb"
+    acquisition: Literal["gain", "ucb", "ei", "thompson", "greedy"] = "gain"
     kappa: float = 1.0
     model: Literal["auto", "ensemble", "ridge", "gp", "forest"] = "auto"
     sampler: Literal["auto", "exact", "gflownet", "search"] = "auto"

@@ -106,9 +106,9 @@ class _Ridge:
 class Ensemble:
     """Small networks, trained as one stack: each leaves out a fifth of the groups and stops where it predicts these best."""
 
-    members: int = 8
-    hidden: int = 64
-    steps: int = 800
+    members: int = 6
+    hidden: int = 0  # 0: 64, or 32 where there are more than 500 features
+    steps: int = 600
     batch: int = 128
     name: str = "ensemble"
 
@@ -118,7 +118,9 @@ class Ensemble:
         gen = torch.Generator().manual_seed(seed)
         learn, check = zip(*[_split(groups, gen) for _ in range(self.members)], strict=True)
         net = _Stack(
-            x.shape[1], self.hidden, [torch.Generator().manual_seed(seed * 1009 + m) for m in range(self.members)]
+            x.shape[1],
+            self.hidden or (64 if x.shape[1] <= 500 else 32),
+            [torch.Generator().manual_seed(seed * 1009 + m) for m in range(self.members)],
         )
         optimiser = _AdamW(list(net.parameters()))
         batch = min(self.batch, len(y))

@@ -1,0 +1,64 @@
+"""The benchmark's parts: its Ehrlich function has its optimum, what is made follows its channel, a small cell runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "campaigns.py"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    import sys
+
+    spec = importlib.util.spec_from_file_location("campaigns_benchmark", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["campaigns_benchmark"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_ehrlich_function_has_steps_and_feasible_first_data(bench):
+    world = bench.ehrlich(states=6, length=8, motifs=2, size=2)
+    first = world.first(0)
+    assert all(world.accepts(t) for t in first)
+    every = ["".join(world.alphabet[i] for i in x) for x in np.random.default_rng(0).integers(0, 6, (20000, 8))]
+    values = world.score(every)
+    assert set(np.unique(values)) <= {0.0, 0.25, 0.5, 1.0}
+    assert values.max() == 1.0
+    assert all(v == 0 for t, v in zip(every, values, strict=True) if not world.accepts(t))
+
+
+def test_what_is_made_follows_the_channel(bench):
+    rng = np.random.default_rng(0)
+    made = "".join(bench.make(["ACGT" * 500] * 10, bench.slip(0.2, 4), "ACGT", rng))
+    assert np.mean([a == b for a, b in zip(made, "ACGT" * 5000, strict=True)]) == pytest.approx(0.85, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["random", "greedy", "gfn-no-noise", "ours"])
+def test_a_small_cell_runs_and_counts_its_wells(bench, arm, monkeypatch):
+    study = bench.Study("small", "tf", 0.25, 1, 24)
+    found = bench.campaign(study, arm, 0)
+    assert found["wells"] == 24
+    assert 0.4 < found["orders"] < 0.8
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_table_shows_every_arm_with_its_interval(bench, tmp_path):
+    cells = [
+        {"study": "tf-4x96", "arm": a, "seed": s, "made": 0.9 + 0.01 * s, "orders": 0.9, "distance": 5.0, "best": 1.0}
+        for a in ("random", "ours")
+        for s in range(3)
+    ]
+    (tmp_path / "cells.json").write_text(json.dumps({"cells": cells}))
+    shown = bench.table([tmp_path / "cells.json"])
+    assert shown.count("| ours |") == 1
+    assert "0.910 ± 0.025" in shown  # Student, 2 degrees of freedom: 4.303 * .01 / sqrt(3)

@@ -1,0 +1,138 @@
+"""The page and the dry run: what they hold at length 6 and at length 100, and that nothing comes from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from stochflow.cli.commands import main
+from stochflow.design.batch import wells
+from stochflow.design.campaign import About, Campaign
+from stochflow.design.objectives import Column
+from stochflow.design.page import collect, marked, write_page
+from stochflow.design.settings import Ask
+from stochflow.errors import UserError
+
+QUICK = Ask(model="ridge", sampler="search")
+AMINO = "ACDEFGHIKLMNPQRSTVWY"
+
+
+def protein(tmp_path):
+    """A campaign around a protein of 100 letters with two columns, and one proposed batch."""
+    rng = np.random.default_rng(0)
+    wild = "".join(rng.choice(list(AMINO), 100))
+    lines = ["name,protein,activity,toxicity"]
+    for i in range(40):
+        text = list(wild)
+        for p in rng.choice(100, 4, replace=False):
+            text[p] = AMINO[int(rng.integers(20))]
+        up = sum(AMINO.index(c) * (p % 3 - 1) for p, c in enumerate(text)) / 100
+        lines.append(
+            f"v{i},{''.join(text)},{up + 0.01 * rng.normal():.4f},{sum(c in 'FWY' for c in text) + rng.normal():.4f}"
+        )
+    (tmp_path / "lab.csv").write_text("\n".join(lines) + "\n")
+    about = About(columns=(Column("activity"), Column("toxicity", "minimise", 0.5, 15.0)), wild_type=wild)
+    return Campaign.new(tmp_path / "protein", tmp_path / "lab.csv", about)
+
+
+def test_a_page_of_long_designs_with_two_columns(tmp_path):
+    campaign = protein(tmp_path)
+    rows = campaign.ask(8, Ask(model="ridge", sampler="search", controls=("wild-type",)))
+    assert {"predicted_activity", "predicted_toxicity", "preference", "edits"} <= set(rows[1])
+    page = collect(campaign)
+    assert page.long
+    assert [d.well for d in page.designs] == wells(8)
+    assert len(page.designs[0].values) == 2
+    text = write_page(campaign).read_text()
+    assert "hypervolume" in text
+    assert not re.search(r'(src|href)="(?!#|data:)', text)
+    assert "<script" not in text
+    longest = max(len(w) for w in re.findall(r"<span>([^ ]*?)</span>", text))
+    assert longest < 120  # sequences come in groups that can wrap
+
+
+def test_differences_are_marked_also_where_lengths_differ():
+    assert marked("ACGT", "ACCT") == "<span>AC<b>G</b>T</span>"
+    assert marked("ACGTT", "ACGT").count("<b>") == 1
+    assert (
+        marked("A" * 25, "A" * 25) == f"<span>{'A' * 10}</span><wbr><span>{'A' * 10}</span><wbr><span>{'A' * 5}</span>"
+    )
+
+
+def gc(texts):
+    return [(t.count("G") + t.count("C")) / len(t) for t in texts]
+
+
+@pytest.fixture
+def small(tmp_path):
+    rng = np.random.default_rng(3)
+    texts = list(dict.fromkeys("".join(rng.choice(list("AACGTT"), 7)) for _ in range(40)))
+    (tmp_path / "lab.csv").write_text(
+        "seq,gc\n" + "".join(f"{t},{v:.3f}\n" for t, v in zip(texts, gc(texts), strict=True))
+    )
+    return tmp_path / "lab.csv"
+
+
+def test_a_dry_run_beats_random_and_leaves_the_campaign_alone(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "def gc(texts):\n    return [(t.count('G') + t.count('C')) / len(t) for t in texts]\n"
+    )
+    assert main(["design", "new", "plates", "--data", "lab.csv"]) == 0
+    assert (
+        main(
+            [
+                "design",
+                "simulate",
+                "plates",
+                "--oracle",
+                "mine:gc",
+                "--rounds",
+                "2",
+                "--batch",
+                "10",
+                "--model",
+                "ridge",
+            ]
+        )
+        == 0
+    )
+    assert "mean of the 10 best values" in capsys.readouterr().out
+    found = json.loads((tmp_path / "plates-simulated" / "simulation.json").read_text())["curves"]
+    assert found["this campaign"][-1] > found["random"][-1]
+    assert found["this campaign"][-1] == 1.0  # ten strings of G and C alone
+    assert "Dry run" in (tmp_path / "plates-simulated" / "report.html").read_text()
+    assert Campaign.open("plates").store.rounds() == []
+    assert main(["design", "simulate", "plates", "--oracle", "mine:gc"]) == 2
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_a_synthesiser_that_errs_is_reckoned_with(small, tmp_path):
+    from stochflow.design.settings import Noise
+    from stochflow.design.simulate import simulate
+
+    campaign = Campaign.new(tmp_path / "noisy", small, About(noise=Noise("slip", 0.2)))
+    rows = campaign.ask(6, Ask(model="ridge"))
+    assert rows[0]["chance_exact"] == pytest.approx(0.85**7, abs=1e-6)
+    plain = Campaign.new(tmp_path / "plain", small).ask(6, Ask(model="ridge"))
+    assert max(r["predicted"] for r in rows) < max(
+        r["predicted"] for r in plain
+    )  # what is made is worse than what is ordered
+    done = simulate(campaign, gc, tmp_path / "dry", 1, Ask(batch=20, model="ridge"))
+    made = [r for r in done.campaign.store.measured() if r.get("made")]
+    assert 5 <= len(made) <= 20  # 20 x (1 - .32) come out otherwise
+
+
+def test_the_first_page_is_there_before_any_batch(small, tmp_path):
+    campaign = Campaign.new(tmp_path / "plates", small)
+    assert "No batch has been proposed yet" in write_page(campaign).read_text()
+
+
+def test_several_columns_are_not_played(tmp_path):
+    from stochflow.design.simulate import simulate
+
+    with pytest.raises(UserError, match="one measured column"):
+        simulate(protein(tmp_path), gc, tmp_path / "dry", 1, QUICK)
