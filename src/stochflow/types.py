@@ -70,7 +70,7 @@ class Trajectories(NamedTuple):
     actions: Tensor  # [T, S, B], -1 where unknown
     moves: Tensor  # [T, S, B]
     alive: Tensor  # [T, S, B] bool: a decision was taken at t
-    score: Tensor  # [S, B] what the oracle said of states[-1]
+    score: Tensor  # [S, B] of states[-1], by the oracle
     real: Tensor  # [S, B] bool: executed in the world, so it may train the dynamics
 
 

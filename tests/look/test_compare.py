@@ -149,7 +149,7 @@ def test_other_targets_and_unfinished_runs_are_said(make_run):
     found = compare([make_run("a"), make_run("b", task="grid"), make_run("c", done=False, lr=1e-4)])
     assert found.warnings == [
         "These runs have different targets: their figures answer different questions.",
-        "Not finished, so judged by its last look: c.",
+        "Not finished, so compared by its last look: c.",
     ]
 
 

@@ -2,7 +2,7 @@
 
     walk       rollouts of the policy; a traced one also keeps what the network computed at each state
     gradient   the objective's gradient, from a traced walk or (eager) from any batch
-    noise      what a model of the noise says of a batch, and its gradient
+    noise      log-probabilities of a batch's moves under a model of the noise, and its gradient
     update     clipping, Adam and the averages on the flat block of parameters
     many       several whole iterations in one call, where nothing has to be asked in between
 

@@ -15,7 +15,7 @@ class FlatParameters:
     """Parameters [S, ...] of a module become views of one vector; their gradients are joined into another.
 
     The average is a power law over the steps, with most weight on about the last eighth: it needs no plan and no schedule.
-    Engines read and write `values`, `grad`, `moments`, `average`, `follower`, `norms` and `adam_step`; whoever changes the
+    Engines read and write `values`, `grad`, `moments`, `average`, `follower`, `norms` and `adam_step`; code that changes the
     weights calls `changed`.
     """
 

@@ -27,11 +27,11 @@ class MemoryLaw(NamedTuple):
     law: Tensor  # [S, N] probability that each state is the finished object
     visits: Tensor  # [S, N] probability that each state is on the way
     kernel: Tensor  # [S, N, M, M] P(move | state, action) averaged over the memories with which this policy reaches the state
-    pairs: int  # (state, memory) pairs that were told apart
+    pairs: int  # distinct (state, memory) pairs
 
 
 class Averaged(Channel):
-    """A kernel of states alone [S, N, M, M]: what the noise looks like to somebody who sees no history.
+    """A kernel of states alone [S, N, M, M]: the noise as an observer without history sees it.
 
     It depends on the policy it was averaged under. For that policy it gives the very law of the world with memory.
     """
@@ -85,11 +85,11 @@ def memory_law(graph: Graph, channel: Channel, policy: Callable[[Tensor], Any], 
             if a == env.stop:
                 continue
             action = torch.full_like(at, a)
-            told = channel.log_probs(state, legal, action, memory).double().exp() * legal  # [n, M]
-            kernel[:, :, a].index_add_(1, at, chance.unsqueeze(-1) * told)
+            moved = channel.log_probs(state, legal, action, memory).double().exp() * legal  # [n, M]
+            kernel[:, :, a].index_add_(1, at, chance.unsqueeze(-1) * moved)
             for m in range(moves):
-                go = (legal[:, m] & legal[:, a] & (told[:, m] > 0)).nonzero().squeeze(1)
-                flow = chance[:, go] * log_pi[:, go, a].exp() * told[go, m]
+                go = (legal[:, m] & legal[:, a] & (moved[:, m] > 0)).nonzero().squeeze(1)
+                flow = chance[:, go] * log_pi[:, go, a].exp() * moved[go, m]
                 after = channel.remember(memory[go], state[go], action[go], torch.full_like(action[go], m))
                 assert after is not None
                 found.append((graph.child[at[go], m].long(), after, flow))
@@ -99,7 +99,7 @@ def memory_law(graph: Graph, channel: Channel, policy: Callable[[Tensor], Any], 
 
 
 def _logits(policy: Callable[[Tensor], Any], graph: Graph, at: Tensor, rows: int) -> Tensor:
-    """[S, n, M]; a policy of states is asked once a state, however many memories it is met with."""
+    """[S, n, M]; a policy of states is asked once per state, whatever the number of memories."""
     states, back = at.unique(return_inverse=True)
     return policy(graph.states[states].expand(rows, -1, -1)).forward.double()[:, back]
 

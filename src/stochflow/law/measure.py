@@ -24,6 +24,7 @@ from stochflow.law.task_modes import task_modes
 from stochflow.learn.entropy import entropy_band, entropy_ratio
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.rollout import backward_rollout
+from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics, Known
 from stochflow.scores.oracles import Cached, Host
 from stochflow.types import Task, Trajectories, plain
@@ -32,7 +33,7 @@ from stochflow.worlds.env import Enumerable
 LISTED = 2_000_000  # states up to which the law is exact
 LISTED_SECONDS = 5.0  # what asking a Python oracle about every object may take
 QUICK_PROGRAM = 1_000  # states up to which the linear program of a floor is not felt
-SAMPLES = 2_000  # objects drawn a seed at each look
+SAMPLES = 2_000  # objects drawn per seed at each look
 GAMMA = 0.5  # of the entropy ratio that is shown
 
 
@@ -49,7 +50,7 @@ class Yardstick:
 
     def __init__(self, task: Task, device: torch.device):
         self.device = device
-        # a Python oracle is asked about each object once, whoever wants to know
+        # a Python oracle is asked about each object once
         self.task = task._replace(oracle=Cached(task.oracle)) if isinstance(task.oracle, Host) else task
         self.fast = bool(getattr(task.oracle, "on_device", False))
         self.exact = self._listable()
@@ -102,9 +103,9 @@ class Yardstick:
 
     @torch.no_grad()
     def measure(
-        self, policy: Any, dynamics: Dynamics, seed: int, final: bool = False
+        self, policy: Policy, dynamics: Dynamics, seed: int, final: bool = False
     ) -> tuple[dict[str, Tensor], dict[str, Any], Trajectories]:
-        """Figures a seed [S], figures of the task, and the sample they were taken from.
+        """Figures per seed [S], figures of the task, and the sample they were taken from.
 
         A slow oracle whose space is not listed is asked about the sample only at the end (`final`).
         """
@@ -130,7 +131,7 @@ class Yardstick:
                 known |= fixed
         return each, known, traj
 
-    def _from_sample(self, policy: Any, traj: Trajectories) -> dict[str, Tensor]:
+    def _from_sample(self, policy: Policy, traj: Trajectories) -> dict[str, Tensor]:
         log_w = self._log_weights(policy, traj)
         terms = evaluate(self.task, policy, Known(self.task.env, self.task.channel), traj, None, frozenset({"entropy"}))
         band = entropy_band(terms.entropy, terms.choices, traj.alive)
@@ -150,13 +151,13 @@ class Yardstick:
             "entropy_ratio": entropy_ratio(band.high, band.low, GAMMA),
         }
 
-    def _log_weights(self, policy: Any, traj: Trajectories) -> Tensor:
+    def _log_weights(self, policy: Policy, traj: Trajectories) -> Tensor:
         """With the true channel, whatever the model of it: only then do they bound log Z."""
         truth = Known(self.task.env, self.task.channel)
         terms = evaluate(self.task, policy, truth, traj, None, frozenset({"log_move", "log_pb"}))
         return metrics.log_weights(terms)
 
-    def _from_law(self, policy: Any, traj: Trajectories) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _from_law(self, policy: Policy, traj: Trajectories) -> tuple[dict[str, Tensor], dict[str, Any]]:
         graph, target = self.graph, self.target
         law = exact_law(graph, self.task.channel, policy)  # [S, N]
         ends = graph.terminal
@@ -187,7 +188,7 @@ def by_condition(log_w: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
     """log Z as the weights [S, B] estimate it, and the effective share of the sample; [S], [S].
 
     Every condition (`row` [S, B]) has a Z of its own, and a mean of all weights would be that of the largest: each is estimated from its
-    own samples, and what is told is their mean over the samples, as the mean log-weight (ELBO) and the learned log Z are.
+    own samples, and the result is their mean over the samples, as the mean log-weight (ELBO) and the learned log Z are.
     """
     found = []
     for weights, rows in zip(log_w.double(), row, strict=True):
@@ -205,7 +206,7 @@ def by_condition(log_w: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scored(task: Task, traj: Trajectories) -> Trajectories:
-    """With the oracle's word on what was built."""
+    """With the oracle's scores."""
     score = task.oracle(traj.states[-1]).to(traj.score)
     return Trajectories(traj.states, traj.actions, traj.moves, traj.alive, score, traj.real)
 

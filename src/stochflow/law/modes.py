@@ -1,4 +1,4 @@
-"""Modes of a landscape: high-scoring objects that are far from each other, counted the same way whoever asks.
+"""Modes of a landscape: high-scoring objects that are far from each other, counted the same way everywhere.
 
 N sequences, L letters. The rule (Shen et al. 2023): scan by descending score, ties in lexicographic order, and accept a
 sequence if it is at least `min_distance` from every accepted one.
@@ -120,7 +120,7 @@ def distances(a: Sequence[str], b: Sequence[str], metric: Metric) -> np.ndarray:
         try:
             from rapidfuzz.distance import Levenshtein
             from rapidfuzz.process import cdist
-        except ImportError:  # the same figures, slowly: whoever has many strings asks for the package first
+        except ImportError:  # the same figures, slowly; the extra has the package
             return np.array([[_edit(x, y) for y in b] for x in a])
         return cdist(a, b, scorer=Levenshtein.distance, dtype=np.int32)
     column = _letters([*a, *b]).T  # [L, A + B]

@@ -9,7 +9,7 @@ S seeds, K bins, P points. Where the space is listed everything is exact; where 
 
 from __future__ import annotations
 
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from stochflow.law.exact import exact_law
 from stochflow.law.measure import Yardstick
 from stochflow.learn.evaluate import evaluate
+from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
 from stochflow.types import Trajectories
 
@@ -29,7 +30,7 @@ Arrays = dict[str, np.ndarray]
 
 
 @torch.no_grad()
-def law_picture(yardstick: Yardstick, policy: Any, drawn: Trajectories) -> Arrays:
+def law_picture(yardstick: Yardstick, policy: Policy, drawn: Trajectories) -> Arrays:
     """What there is to draw of a policy's law; `drawn` is the scored sample of the last look."""
     return _from_law(yardstick, policy) if yardstick.exact else _from_sample(yardstick, policy, drawn)
 
@@ -39,7 +40,7 @@ def save_picture(arrays: Arrays, file: IO[bytes]) -> None:
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def _from_law(yardstick: Yardstick, policy: Any) -> Arrays:
+def _from_law(yardstick: Yardstick, policy: Policy) -> Arrays:
     graph, target, task = yardstick.graph, yardstick.target, yardstick.task
     ends = graph.terminal
     states = graph.states[ends]
@@ -75,7 +76,7 @@ def _grid(states: np.ndarray, law: np.ndarray, wanted: np.ndarray, side: int) ->
     return {"grid_law": np.stack([map_of(row) for row in law]), "grid_target": map_of(wanted)}
 
 
-def _from_sample(yardstick: Yardstick, policy: Any, drawn: Trajectories) -> Arrays:
+def _from_sample(yardstick: Yardstick, policy: Policy, drawn: Trajectories) -> Arrays:
     """The log-probability is that of the way an object was built: its own where there is one way (strings), less otherwise."""
     task = yardstick.task
     terms = evaluate(task, policy, Known(task.env, task.channel), drawn, None, frozenset({"log_move"}))

@@ -33,7 +33,7 @@ def rollout(
     env, seeds, device = task.env, policy.num_seeds, policy.device
     if isinstance(explore, Fading):
         explore = explore.now()
-    if row is None:  # a random context each, so that whoever looks or samples sees them all
+    if row is None:  # a random context each, so that samples cover all of them
         count = 1 if env.contexts is None else len(env.contexts)
         row = (
             torch.randint(count, (seeds, batch), device=device)
@@ -79,7 +79,7 @@ class Steps(NamedTuple):
     advance: Callable[..., Any]
 
 
-def compiled_steps(policy: Any) -> Steps:
+def compiled_steps(policy: Policy) -> Steps:
     """By `torch.compile`, once or twice whatever the horizon; a transformer's `advance` stays as it is: its shapes grow from step to step."""
     advance = policy.advance if policy.trunk.grows else torch.compile(policy.advance)
     return Steps(torch.compile(_turn, dynamic=False), policy.begin, advance)
@@ -144,7 +144,7 @@ def explored(logits: Tensor, mask: Tensor | None, own: Tensor | None, temper: Te
 
 
 @torch.no_grad()
-def backward_rollout(task: Task, policy: Any, final: Tensor) -> Trajectories:
+def backward_rollout(task: Task, policy: Policy, final: Tensor) -> Trajectories:
     """Ways that lead to the given finished objects [S, B, D], drawn from the backward policy.
 
     They carry no actions (-1) and are not `real`: nobody executed them.

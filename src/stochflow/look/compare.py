@@ -109,7 +109,7 @@ class Comparison:
         """What the intervals promise, and what they do not."""
         count = len(self.differences)
         arms = f"The intervals of a figure hold for all {count} comparisons at once. " if count > 1 else ""
-        return arms + f"Each of the {len(self.metrics)} figures is judged by itself: of many, one may differ by luck."
+        return arms + f"Each of the {len(self.metrics)} figures is compared by itself: of many, one may differ by luck."
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -242,15 +242,15 @@ def figures_of(runs: Sequence[RunFiles]) -> dict[str, dict[int, float]]:
 
 
 def _warnings(arms: Sequence[Arm]) -> list[str]:
-    said = []
+    found = []
     runs = [r for a in arms for r in a.runs]
     targets = {str(_target(r.config.to_dict()["task"])) for r in runs}
     if len(targets) > 1:
-        said.append("These runs have different targets: their figures answer different questions.")
+        found.append("These runs have different targets: their figures answer different questions.")
     going = [r.name for r in runs if not r.done]
     if going:
-        said.append(f"Not finished, so judged by its last look: {', '.join(going)}.")
-    return said + [f"Left out: {gap}." for r in runs for gap in r.gaps[:3]]
+        found.append(f"Not finished, so compared by its last look: {', '.join(going)}.")
+    return found + [f"Left out: {gap}." for r in runs for gap in r.gaps[:3]]
 
 
 def _target(task: dict[str, Any]) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _target(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(found: Comparison) -> Any:
-    """A rich table: one row a figure, one column an arm; what differs beyond noise is marked."""
+    """A rich table: one row per figure, one column per arm; what differs beyond noise is marked."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold")

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeGuard
 Row = dict[str, Any]
 Level = Literal["warning", "serious"]
 
-WARM_UP = 200  # steps before which nothing but an explosion is judged: every run begins far away
+WARM_UP = 200  # steps before which only an explosion is looked for: every run begins far away
 FAR_LOG_Z = 1.0  # nats between the learned log Z and the one the samples imply
 MISSED = 1.0  # nats of KL(target || learned) from which the law has lost a part of the target
 FEW = 3.0  # effective number of ways from which a policy counts as collapsed
@@ -93,7 +93,7 @@ def _which(i: int, fired: int, count: int, config: dict[str, Any]) -> str:
 def verdict(findings: Sequence[Finding], step: int = WARM_UP) -> str:
     """One sentence over all diagnostics, as of this step."""
     if not findings and step < WARM_UP:
-        return f"Too early to judge: the diagnostics begin at step {WARM_UP}."
+        return f"Too early to tell: the diagnostics begin at step {WARM_UP}."
     if not findings:
         return f"Healthy: none of the {len(CHECKS)} diagnostics fired."
     names = ", ".join(f.title for f in findings)

@@ -250,7 +250,7 @@ class Experiment:
 
     @torch.no_grad()
     def rows(self, traj: Trajectories) -> list[dict[str, Any]]:
-        """One row an object: what it is, its score, its log-reward, and the log-probability of the way it was built."""
+        """One row per object: what it is, its score, its log-reward, and the log-probability of the way it was built."""
         task = self.yardstick.task
         terms = evaluate(task, self.policy, Known(task.env, task.channel), traj, None, frozenset({"log_move"}))
         assert terms.log_move is not None

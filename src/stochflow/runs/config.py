@@ -1,4 +1,4 @@
-"""What a command or a task can be told, as frozen dataclasses: the CLI's flags, the Python API and `config.json` alike.
+"""The settings of commands and tasks, as frozen dataclasses: the CLI's flags, the Python API and `config.json` alike.
 
 No torch here: `stochflow --help` reads this module and answers at once.
 """

@@ -2,8 +2,8 @@
 
     config.json       what was asked for; its presence is what makes a folder a run
     environment.json  versions, hardware, commit, threads
-    metrics.jsonl     one line a log, append-only
-    oracle.jsonl      what an oracle in Python answered, one line an object, written at once
+    metrics.jsonl     one line per log, append-only
+    oracle.jsonl      what an oracle in Python answered, one line per object, written at once
     checkpoints/      step-00001000.safetensors: the last two and best.safetensors; never unpickled
     summary.json      the final figures
 

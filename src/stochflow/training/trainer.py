@@ -152,7 +152,7 @@ class Trainer:
 
     def _count(self, traj: Trajectories) -> None:
         self._batch_scores = traj.score.numel() * (1 if self.group is None else self.group.ranks)
-        if not (traj.moves.is_cuda and torch.cuda.is_current_stream_capturing()):  # capturing asks about nothing
+        if not (traj.moves.is_cuda and torch.cuda.is_current_stream_capturing()):  # capturing asks about no object
             self._scored += self._batch_scores
 
     def learn(self, batch: Trajectories | Walk, note: bool = True) -> None:

@@ -20,6 +20,7 @@ from stochflow.engines.numba.products import dots, product
 from stochflow.engines.numba.rules import World, feature, legal, slot, successor
 from stochflow.errors import UserError
 from stochflow.nets.lookup import LookupTrunk, inner_mlp
+from stochflow.nets.policy import Policy
 from stochflow.ops import always, pick, zeros
 from stochflow.types import Fading, Task, Trajectories
 from stochflow.worlds.channels import Slip
@@ -207,14 +208,14 @@ class Workspace(Trace):
     """The arrays in which a policy's walks of one batch size are computed, used again by every walk; as a trace, what the last walk
     left in them. `gradient` keeps its own arrays here too."""
 
-    def __init__(self, policy: Any, batch: int, keep: bool, weights: Any):
+    def __init__(self, policy: Policy, batch: int, keep: bool, weights: Any):
         super().__init__(weights)
         self.keep, self.walks = keep, 0
         self.paths: Any = None
         self.many: Any = None  # several iterations in one call, in these arrays; or why not
         self._make(policy, batch)
 
-    def serve(self, policy: Any, batch: int) -> None:
+    def serve(self, policy: Policy, batch: int) -> None:
         """Be of this policy and batch: the arrays are made again if they are of another, or its weights were moved."""
         if self.policy is not policy or self.batch != batch or policy.head.weight.data_ptr() != self._address:
             self._make(policy, batch)
@@ -223,7 +224,7 @@ class Workspace(Trace):
         """Whether the last walk into it is the one with these states."""
         return self.paths is not None and states.data_ptr() == self.paths.states.ctypes.data
 
-    def _make(self, policy: Any, batch: int) -> None:
+    def _make(self, policy: Policy, batch: int) -> None:
         self.policy, self.batch, self._address = policy, batch, policy.head.weight.data_ptr()
         columns = (
             sum(policy.sizes) if self.keep else policy.env.num_moves
@@ -354,7 +355,7 @@ def _log_exponential(x: np.ndarray) -> None:
     np.log(x, out=x)
 
 
-def _world(policy: Any, keep: bool, columns: int) -> World:
+def _world(policy: Policy, keep: bool, columns: int) -> World:
     rules = lower(policy.env)
     assert rules is not None
     asked, backward = rules.states_asked if keep else rules.horizon, policy.sizes[1] > 0

@@ -1,4 +1,4 @@
-"""What happened during training, one small figure a question: medians over the seeds with their intervals."""
+"""What happened during training, one small figure per question: medians over the seeds with their intervals."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def dynamics(run: RunFiles) -> Panel | None:
 
 
 def _with_gap(row: Row) -> Row:
-    """Model and truth are judged on the same sample, so what they share cancels; below a ten-thousandth it is rounding."""
+    """Model and truth are compared on the same sample, so what they share cancels; below a ten-thousandth it is rounding."""
     pairs = zip(
         row.get("seeds", {}).get("dynamics_nll", []), row.get("seeds", {}).get("dynamics_nll_true", []), strict=False
     )

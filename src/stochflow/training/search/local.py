@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
 from stochflow.learn.buffer import join
+from stochflow.nets.policy import Policy
 from stochflow.ops import gumbel_argmax, masked_log_softmax
 from stochflow.training.search.paths import ways_to
 from stochflow.training.search.replay import RankBuffer
@@ -25,7 +24,7 @@ class LocalSearch(Source):
 
     static = False
 
-    def __init__(self, source: Source, task: Task, policy: Any, tries: int, depth: float = 0.5, best: int = 100):
+    def __init__(self, source: Source, task: Task, policy: Policy, tries: int, depth: float = 0.5, best: int = 100):
         super().__init__()
         if tries < 1 or not 0 < depth <= 1 or best < 1:
             raise UserError(
@@ -62,7 +61,7 @@ class LocalSearch(Source):
 
 
 @torch.no_grad()
-def redone(task: Task, policy: Any, states: Tensor, alive: Tensor, depth: float) -> Tensor:
+def redone(task: Task, policy: Policy, states: Tensor, alive: Tensor, depth: float) -> Tensor:
     """Objects [S, B, D] that leave the ways `states` [T+1, S, B, D] at a random earlier state and are finished anew.
 
     `alive` [T, S, B] as in `Trajectories`; the ways are drawn from the backward policy.

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from stochflow.learn.rollout import backward_rollout
+from stochflow.nets.policy import Policy
 from stochflow.ops import NEG, gumbel_argmax
 from stochflow.types import Task, Trajectories
 
 
-def ways_to(task: Task, policy: Any, final: Tensor) -> Trajectories:
+def ways_to(task: Task, policy: Policy, final: Tensor) -> Trajectories:
     """Trajectories to the finished objects [S, B, D], without scores and not `real`; on a tree no network is asked."""
     return backward_rollout(task, policy, final)
 

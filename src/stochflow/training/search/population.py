@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stochflow.errors import UserError
 from stochflow.learn.buffer import join
+from stochflow.nets.policy import Policy
 from stochflow.training.search.paths import legal_letters, ways_to
 from stochflow.training.search.pool import Growing, Pool
 from stochflow.training.search.variation import KINDS, Letters, cross, uniform, vary
@@ -98,7 +99,7 @@ class Population(Source):
 
     static = False  # its tables grow
 
-    def __init__(self, source: Source, task: Task, policy: Any, children: int, distance: int | None = None):
+    def __init__(self, source: Source, task: Task, policy: Policy, children: int, distance: int | None = None):
         super().__init__()
         env = task.env
         if not isinstance(env, Strings):

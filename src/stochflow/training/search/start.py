@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
 from stochflow.learn.buffer import join
+from stochflow.nets.policy import Policy
 from stochflow.training.search.paths import ways_to
 from stochflow.training.sources import Source
 from stochflow.types import Task
@@ -21,7 +20,7 @@ class Start(Source):
 
     static = False
 
-    def __init__(self, source: Source, task: Task, policy: Any, known: Tensor):
+    def __init__(self, source: Source, task: Task, policy: Policy, known: Tensor):
         super().__init__()
         if known.ndim != 2 or not len(known):
             raise UserError("there is no known object to start from: give at least one")
