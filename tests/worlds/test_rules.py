@@ -115,6 +115,29 @@ def test_each_rule_of_peptides_is_its_plain_definition(rule):
     assert {t for t in everything(alphabet, lengths) if made.accepts(t)} == set(wanted)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "A(C|GT)*[^A]{1,3}",
+        "(AC?G{2,}|T{,2}|)+",
+        "(A+)+T",
+        "((A|C)(G|T)){2}|.{3}",
+        "[ACG]*T?.",
+        "",
+        "(?:AC|A)(C|)",
+        "(A|AC)*(CA){0,2}",
+    ],
+)
+def test_expressions_mean_what_they_mean_in_python(pattern):
+    rule = Regex(pattern)
+    for text in everything("ACGT", (0, 5)):
+        assert rule.meets(text, "ACGT") == (re.fullmatch(pattern, text) is not None), text
+
+
+def test_an_expression_is_matched_in_time_that_grows_with_the_text_alone():
+    assert not Regex("(A+)+T").meets("A" * 300, "ACGT")  # exponential, where matching goes back
+
+
 def test_edit_distance_is_the_usual_one():
     assert EditBudget("kitten", 9, indels=True).distance("sitting") == 3
     assert EditBudget("AC", 9, indels=True).distance("") == 2
@@ -313,13 +336,13 @@ def test_too_many_states_are_refused_by_the_rule_that_multiplies_them():
 @pytest.mark.parametrize(
     "rule",
     [
-        EditBudget("ACGT" * 12, 30, indels=True), Regex(".*A.{30}"), Forbidden("A" + "N" * 40 + "T"), GC(0.3, 0.7, 10**9),
+        EditBudget("ACGT" * 12, 16, indels=True), Regex(".*A.{30}"), Regex("(.{0,900}A){3}"), Forbidden("A" + "N" * 40 + "T"), GC(0.3, 0.7, 10**9),
         Hydrophobicity(0, 1, scale={"A": 1.234567, "C": -0.765431, "G": 0, "T": 0}, step=1e-6),
     ],
-    ids=["edits", "regex", "gapped motif", "window", "fine steps"],
+    ids=["edits", "regex", "wide regex", "gapped motif", "window", "fine steps"],
 )  # fmt: skip
 def test_what_cannot_fit_is_refused_before_memory_is_taken(rule):
-    with pytest.raises(UserError, match=r"by itself|holds such a window"):
+    with pytest.raises(UserError, match=r"by itself|holds such a window|to become an automaton"):
         Rules(rule).compile("ACGT", 50)
 
 
@@ -367,6 +390,8 @@ def test_what_does_not_fit_may_be_checked_after_drawing():
         (lambda: Rules(Regex("^AC$")).compile("ACGT", 4), "the whole string is matched"),
         (lambda: Rules(Regex(r"\d")).compile("ACGT", 4), "understood are"),
         (lambda: Rules(Regex("(?=A)C")).compile("ACGT", 4), "look-around"),
+        (lambda: Rules(Regex("(" * 60 + "A" + ")" * 60)).compile("ACGT", 4), "nested deeper than 50"),
+        (lambda: Rules(Regex("(A{1000}){1000}")).compile("ACGT", 4), "unfolds into more than"),
         (lambda: Rules(Regex("A*?")).compile("ACGT", 4), "lazy"),
         (lambda: Rules(Regex("[A-G]")).compile("ACGT", 4), "one by one"),
         (lambda: Rules(Regex("A{3,1}")).compile("ACGT", 4), "at least 3 and at most 1"),

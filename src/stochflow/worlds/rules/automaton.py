@@ -18,6 +18,7 @@ MOST_STATES = 2_000_000  # pairs of position and joint state of all rules; READM
 MOST_ALONE = 1 << 19  # states of one rule's automaton
 MOST_MADE = 1 << 17  # of one whose states are made one by one
 MOST_BANDS = 1 << 27  # numbers in all bands of the edit-distance table at one position
+MOST_READ = 1 << 21  # nodes of an expression that are looked at while its sets are made
 MINIMISED = 20_000  # states up to which equivalent ones are merged
 DEAD = -1
 
@@ -176,7 +177,16 @@ def _required(rule: say.Required, alphabet: str, longest: int) -> list[Automaton
 @_build.register
 def _regex(rule: say.Regex, alphabet: str, longest: int) -> list[Automaton]:
     matcher = Matcher(rule.pattern, alphabet)
-    return [_explore(rule, matcher.start, matcher.step, lambda s: matcher.accepts(s) != rule.forbid, alphabet, longest)]
+    read = 0
+
+    def step(state: frozenset[int], letter: str) -> frozenset[int]:
+        nonlocal read
+        read += len(state)
+        if read > MOST_READ:
+            raise TooMany(rule, f"needs more than {MOST_READ:,} steps to become an automaton")
+        return matcher.step(state, letter)
+
+    return [_explore(rule, matcher.start, step, lambda s: matcher.accepts(s) != rule.forbid, alphabet, longest)]
 
 
 # positions ------------------------------------------------------------------------------------------------------

@@ -332,7 +332,9 @@ class Regex(Rule):
     forbid: bool = False
 
     def meets(self, text: str, alphabet: str) -> bool:
-        return (re.fullmatch(self.pattern, text) is not None) != self.forbid
+        from stochflow.worlds.rules.regex import matches  # in time that grows with the text alone, whatever the pattern
+
+        return matches(self.pattern, text, alphabet) != self.forbid
 
     def check(self, alphabet: str, longest: int) -> None:
         from stochflow.worlds.rules.regex import parse

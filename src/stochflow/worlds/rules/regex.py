@@ -7,10 +7,12 @@ quantifiers, anchors) is refused in words.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from stochflow.errors import UserError
 
 MOST_REPEATS = 1000  # of a counted repetition
+DEEPEST = 50  # groups within groups
 MOST_NODES = 20_000  # of the automaton before subsets are taken
 
 
@@ -42,7 +44,7 @@ def parse(pattern: str, alphabet: str) -> Tree:
 
 class _Parser:
     def __init__(self, pattern: str, alphabet: str):
-        self.text, self.alphabet, self.at = pattern, alphabet, 0
+        self.text, self.alphabet, self.at, self.depth = pattern, alphabet, 0, 0
 
     def fail(self, what: str) -> UserError:
         return UserError(
@@ -110,7 +112,11 @@ class _Parser:
                 if self.text[self.at : self.at + 2] != "?:":
                     raise self.fail("look-around, names and flags are not understood")
                 self.at += 2
+            self.depth += 1
+            if self.depth > DEEPEST:
+                raise self.fail(f"groups are nested deeper than {DEEPEST}")
             tree = self.either()
+            self.depth -= 1
             if self.peek() != ")":
                 raise self.fail("a ( is not closed")
             self.at += 1
@@ -211,3 +217,17 @@ class Matcher:
 
     def accepts(self, state: frozenset[int]) -> bool:
         return self.end in state
+
+
+@lru_cache(maxsize=64)
+def _matcher(pattern: str, alphabet: str) -> Matcher:
+    return Matcher(pattern, alphabet)
+
+
+def matches(pattern: str, text: str, alphabet: str) -> bool:
+    """Whether the whole text matches."""
+    matcher = _matcher(pattern, alphabet)
+    state = matcher.start
+    for letter in text:
+        state = matcher.step(state, letter)
+    return matcher.accepts(state)
