@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stochflow.engines.base import Request
 from stochflow.engines.choose import walk
-from stochflow.errors import UserError
+from stochflow.errors import UserError, did_you_mean
 from stochflow.law.floors import caution
 from stochflow.law.measure import Yardstick, forked, scored, summarise
 from stochflow.learn.buffer import Buffer
@@ -31,6 +31,7 @@ from stochflow.noise.dynamics import Known
 from stochflow.noise.thought_state import augment, step_memory
 from stochflow.runs import tasks
 from stochflow.runs.config import Config, Train, UserTask
+from stochflow.runs.cost import check_memory
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
 from stochflow.scores.oracles import Cached, Patient, TextOracle
 from stochflow.scores.orders import look_ahead, open_loop_of
@@ -93,6 +94,10 @@ def check_at_the_door(task: Task) -> None:
 
 def pick_device(word: str) -> torch.device:
     """`auto` is cuda where there is one, else cpu."""
+    if word not in ("auto", "cpu", "cuda"):
+        raise UserError(
+            f"there is no device {word!r}{did_you_mean(str(word), ('auto', 'cpu', 'cuda'))}: take auto, cpu or cuda"
+        )
     if word == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda was asked for, but torch sees no CUDA device: use --device cpu")
     return torch.device("cuda" if word == "cuda" or (word == "auto" and torch.cuda.is_available()) else "cpu")
@@ -133,6 +138,7 @@ class Experiment:
         self.task = augment(self.inner) if t.thought_state else self.inner
         if t.thought_state:
             _say_memory(t, self.inner.env, self.device)
+        check_memory(self.task, t, self.device.type == "cuda")
         self.yardstick = Yardstick(self.task, self.device)
         torch.manual_seed(t.seed)  # the run's one stream; networks are initialised from each row's own seed
         rows = [t.seed + i for i in range(t.seeds)]
@@ -227,6 +233,9 @@ class Experiment:
 
     def sample(self, n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         """Rows of `n` objects drawn from the averaged policy through the channel, spread evenly over the seeds."""
+        for what, value, least in (("n", n, 1), ("seed", seed, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+                raise UserError(f"{what} is {value!r}, but it must be a whole number of at least {least}")
         seeds = self.config.train.seeds
         width = len(str(n))
         made = 0

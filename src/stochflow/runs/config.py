@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from stochflow import __version__
 from stochflow.errors import UserError, did_you_mean
+from stochflow.runs import ranges
+from stochflow.runs.ranges import check_numbers
 
 FORMAT = 2  # of config.json; a reader refuses a newer one. 2: joint words mean the exact posterior
 PUBLISHED = "-published"  # ends the words of the published joint form, which those words without it meant in format 1
@@ -163,6 +167,7 @@ class Train:
             "at least 2 with --objective logvar, whose log Z is the batch's mean",
         )
         self._need("seed", 0 <= self.seed < 2**31, "a whole number from 0 to 2147483647")
+        check_numbers(dataclasses.asdict(self), ranges.TRAIN)
 
     def _need(self, name: str, good: bool, want: str) -> None:
         value = getattr(self, name)
@@ -357,6 +362,12 @@ class Config:
 
     def __post_init__(self) -> None:
         self.train.check()
+        if dataclasses.is_dataclass(self.task) and not isinstance(self.task, UserTask | type):
+            for name, hint in get_type_hints(type(self.task)).items():
+                if hasattr(self.task, name):
+                    _check_type("--" + name.replace("_", "-"), getattr(self.task, name), hint)
+            own = ranges.TASKS.get(getattr(self.task, "name", ""), {})
+            check_numbers(dataclasses.asdict(self.task), ranges.OF_ALL_TASKS | own)
 
     def to_dict(self) -> dict[str, Any]:
         """What `config.json` holds."""
@@ -366,7 +377,7 @@ class Config:
             "command": self.command,
             "task": {
                 "name": self.task.name,
-                **(self.task.settings if isinstance(self.task, UserTask) else dataclasses.asdict(self.task)),
+                **(kept(self.task.settings) if isinstance(self.task, UserTask) else dataclasses.asdict(self.task)),
             },
             "train": dataclasses.asdict(self.train),
             **({"values": self.values} if self.values else {}),
@@ -402,6 +413,21 @@ def _as_published(train: dict[str, Any]) -> dict[str, Any]:
     word = train.get("objective")
     known = isinstance(word, str) and word + PUBLISHED in OBJECTIVES
     return {**train, "objective": f"{word}{PUBLISHED}"} if known else train
+
+
+def kept(value: Any) -> Any:
+    """A setting of a user's function as JSON keeps it; `tasks.as_meant` gives it back by the function's annotations."""
+    if isinstance(value, dict):
+        return {k: kept(v) for k, v in value.items()}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return [kept(v) for v in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def configure(task: str | Any, /, **settings: Any) -> Config:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, get_args
+from enum import Enum
+from pathlib import PurePath
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -244,9 +248,57 @@ def user_task(settings: config.UserTask) -> Task:
             f"the task {settings.name} is named by a file and is code, which is not run unasked: name it again "
             f"(task={settings.name!r} in Python, --task {settings.name} on the command line)"
         )
+    function = find(settings.name)
     if settings.origin == "agreed":
-        trust.refuse_any_callable(find(settings.name), settings.name)
-    return load(settings.name, **settings.settings)
+        trust.refuse_any_callable(function, settings.name)
+    own = settings.settings
+    if settings.origin == "caller":  # what config.json could not give back is refused before it is trained with
+        again = as_meant(function, json.loads(json.dumps(config.kept(own), default=repr)))
+        for name, value in own.items():
+            if type(again[name]) is not type(value) or (again[name] != value and value == value):
+                raise UserError(
+                    f"{name} = {value!r} of {settings.name} would not come back from config.json as it is: annotate the parameter "
+                    "with its type, or let it take text, numbers, or lists of them"
+                )
+    else:
+        own = as_meant(function, own)
+    return load(settings.name, **own)
+
+
+def as_meant(function: Callable[..., Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings from JSON as the function's annotations mean them: paths, tuples, names of an Enum, infinities."""
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
+        hints = {}
+    defaults = {n: p.default for n, p in inspect.signature(function).parameters.items()}
+
+    def meant(value: Any, hint: Any) -> Any:
+        kind = get_origin(hint) or hint
+        if get_origin(hint) in (Union, UnionType):
+            found = (meant(value, one) for one in get_args(hint) if one is not type(None))
+            return next((x for x in found if x is not value), value)
+        if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
+            return kind.__members__.get(value, value)
+        if isinstance(kind, type) and issubclass(kind, PurePath) and isinstance(value, str):
+            return kind(value)
+        if kind is tuple and isinstance(value, list):
+            own = get_args(hint)
+            inner = own[:1] * len(value) if len(own) == 2 and own[1] is Ellipsis else own
+            return (
+                tuple(meant(v, h) for v, h in zip(value, inner, strict=True))
+                if len(inner) == len(value)
+                else tuple(value)
+            )
+        if kind is list and isinstance(value, list) and get_args(hint):
+            return [meant(v, get_args(hint)[0]) for v in value]
+        if kind is float and value in ("inf", "-inf", "nan"):
+            return float(value)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        return value
+
+    return {n: meant(v, hints.get(n, type(defaults.get(n)))) for n, v in settings.items()}
 
 
 def find(spec: str) -> Callable[..., Any]:

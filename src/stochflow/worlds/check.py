@@ -18,6 +18,7 @@ from stochflow.ops import NEG, masked_log_softmax
 from stochflow.types import Task
 from stochflow.worlds.env import Channel, Enumerable, Env
 
+WALKED = 1 << 24  # numbers of all walks together
 ROOM = 1 << 22  # largest number of entries of an intermediate tensor
 EXACT = 1e-5  # tolerance of float32 probabilities
 
@@ -38,6 +39,7 @@ def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0
     whole.
     """
     _attributes(env)
+    samples = max(2, min(samples, WALKED // ((env.horizon + 1) * env.state_dim)))  # fewer where objects are long
     walks = _walks(env, samples, seed)  # [W, T+1, D]
     met = walks.flatten(0, 1).unique(dim=0)
     _beginning(env, walks[:, 0])
