@@ -130,6 +130,7 @@ def test_tfbind8_against_enumeration():
         law = torch.where(every == env.encode([text]), 0.75 + 0.25 / 4, 0.25 / 4).double().prod(1)
         assert float(law.sum()) == pytest.approx(1)
         assert found == pytest.approx(float(law @ score), abs=1e-6)
+    assert opened.oracle.modes(every) is None  # a mode of the scores is none of what is expected of orders
     assert floor(opened).floor_tv == pytest.approx(0, abs=1e-9)
     assert floor(closed).floor_tv > 1e-4
 

@@ -136,8 +136,7 @@ def _exact(table: Table, env: Strings, synthesis: Synthesis, inner: _Inside | No
         if expected is None:
             return None
         found.append(inner.back(expected) if inner else expected)
-    given = torch.cat(found)
-    return Table(home, given, None if table._marked is None else table._marked[-len(given) :])
+    return Table(home, torch.cat(found))  # without marks: a mode of the scores is none of what is expected
 
 
 # simulated --------------------------------------------------------------------------------------------------------
