@@ -52,6 +52,7 @@ class Piece(NamedTuple):
 
 N, C = "engines/numba/", "engines/cuda/"
 OFF = '"switched off"'
+ALWAYS = (N + "many.py", "BEFORE = 2000 ", "BEFORE = 100 ")  # in every copy
 WALK_ROW = """sums[seed, new, j] = sums[seed, r, j] + weights[seed, on, j]
                         for j in range(sums.shape[2] if axes > 0 else 0):
                             sums[seed, new, j] -= weights[seed, on - 1, j]  # which was on until then"""
@@ -122,8 +123,7 @@ PIECES = (
 def edited(piece: Piece | None, to: Path) -> Path:
     """A copy of the sources without the piece. What is compiled after many iterations is compiled after a hundred."""
     shutil.copytree(SOURCE, to)
-    many = ("engines/numba/many.py", "BEFORE = 2000 ", "BEFORE = 100 ")
-    for file, text, other in (many, *(piece.edits if piece else ())):
+    for file, text, other in (ALWAYS, *(piece.edits if piece else ())):
         path = to / "stochflow" / file
         found = path.read_text()
         if text not in found:
