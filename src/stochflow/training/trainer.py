@@ -115,7 +115,7 @@ class Trainer:
 
     def join(self, group: distributed.Group) -> None:
         """Learn together with other processes from here on: each walks by itself, gradients are averaged."""
-        self.group, self.capture = group, False
+        self.group, self.iteration = group, self.iteration._replace(capture=False)
 
     # one iteration ----------------------------------------------------------------------------------------------
 
