@@ -240,7 +240,7 @@ class SGFNKL(Objective):
     balance_tau: float = 100.0
     memory: EntropyAverage | None = None
 
-    reports = ("entropy_high", "entropy_low", "r_gamma", "kl", "kl_adjusted")
+    reports = ("entropy_high", "entropy_low", "r_gamma", "kl", "kl_adjusted", "kl_part")
 
     def __post_init__(self) -> None:
         if not self.gammas:
@@ -265,7 +265,8 @@ class SGFNKL(Objective):
         kl, gap, usable = flow_kl(t, world)
         band = self.band(t)
         r = mean_entropy_ratio(band.high, band.low, self.gammas)  # [S], or [T, S]
-        loss = balance + self.weight * masked_mean(r.unsqueeze(-1) * (kl + 0.5 * gap.square()), usable, (0, 2))
+        added = self.weight * masked_mean(r.unsqueeze(-1) * (kl + 0.5 * gap.square()), usable, (0, 2))
+        loss = balance + added
         if self.balance_weight > 0:
             share = normalised_entropy(t.entropy, t.choices)
             weight = self.balance_weight / (1 + (0 if world.step is None else world.step) / self.balance_tau)
@@ -279,6 +280,7 @@ class SGFNKL(Objective):
             "r_gamma": ratio,
             "kl": mean_kl,
             "kl_adjusted": mean_kl - ratio.log(),
+            "kl_part": added.detach(),  # of the loss
         }
 
     def band(self, t: Terms) -> Band:

@@ -20,6 +20,7 @@ from stochflow.engines.choose import walk
 from stochflow.errors import UserError, did_you_mean
 from stochflow.law.floors import caution
 from stochflow.law.measure import Yardstick, forked, scored, summarise
+from stochflow.law.parts import residual_parts
 from stochflow.learn.buffer import Buffer
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import (
@@ -217,6 +218,8 @@ class Experiment:
         t = self.config.train
         with self.trainer.averaged():
             each, known, self.drawn = self.yardstick.measure(self.policy, self.dynamics, self._look_seed(), final)
+            if (final or self.yardstick.exact or self.yardstick.fast) and "log_flow" in self.trainer.objective.needs:
+                each |= residual_parts(self.task, self.policy, self.dynamics, self.drawn)
         each["log_z_learned"] = self.trainer.stats["log_z_learned"]
         if final or self.yardstick.floor_is_quick:
             word = t.objective if self.values.objective is None else ""  # no limit is known of one given in Python

@@ -24,6 +24,7 @@ from stochflow.errors import UserError, did_you_mean
 from stochflow.law import picture
 from stochflow.law.exact import expected_modes
 from stochflow.law.measure import SAMPLES, Yardstick, forked, not_better
+from stochflow.law.parts import noise_tables
 from stochflow.law.verdict import verdict
 from stochflow.runs import export, ranks, trust
 from stochflow.runs.atomic import refuse_special
@@ -648,7 +649,7 @@ class _Session:
         """What the report draws of the law itself."""
         e = self.experiment
         with self.trainer.averaged():
-            arrays = picture.law_picture(e.yardstick, e.policy, e.drawn)
+            arrays = picture.law_picture(e.yardstick, e.policy, e.drawn) | noise_tables(e.task, e.dynamics, e.drawn)
         with self.run.file("law.npz") as file:
             picture.save_picture(arrays, file)
         return self.run.path / "law.npz"

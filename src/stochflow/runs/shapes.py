@@ -97,6 +97,9 @@ LAW: dict[str, tuple[str, ...]] = {
     "log_z": (),
     "grid_law": ("seeds", "first", "second"),
     "grid_target": ("first", "second"),
+    "noise_true": ("classes", "actions", "actions"),
+    "noise_learned": ("seeds", "classes", "actions", "actions"),
+    "noise_class": ("classes",),
 }
 
 
@@ -120,7 +123,12 @@ def law(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndar
             found[name] = array
         else:
             gaps.append(f"{where}: the array {name!r} is not what it should be")
-    for group in (("score_edges", "score_law"), ("log_reward", "log_prob"), ("grid_law", "grid_target")):
+    for group in (
+        ("score_edges", "score_law"),
+        ("log_reward", "log_prob"),
+        ("grid_law", "grid_target"),
+        ("noise_true", "noise_learned", "noise_class"),
+    ):
         if not all(name in found for name in group):  # one is not drawn without the other
             for name in group:
                 found.pop(name, None)

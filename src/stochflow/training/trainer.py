@@ -433,7 +433,7 @@ class Trainer:
         self.steps_done = int(state["step"])
         self._asked.copy_(state["oracle_calls"])
         self._scored = 0
-        self.raw_stats.copy_(state["stats"])
+        self.raw_stats[: len(state["stats"])].copy_(state["stats"])  # an earlier version noted fewer
         for name, part in self._parts().items():
             if part is not None:
                 part.load_state_dict({k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")})

@@ -14,6 +14,7 @@ from stochflow.look.report.designs import read_designs
 from stochflow.look.report.drawing import owned
 from stochflow.look.report.files import RunFiles
 from stochflow.look.report.law import law_panels
+from stochflow.look.report.noise import noise_panels
 from stochflow.runs.config import UserTask
 
 
@@ -46,7 +47,7 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
         "findings": findings,
         "early": run.step < health.WARM_UP,
         "checks": [health.TITLES[k] for k in health.CHECKS if k not in {f.name for f in findings}],
-        "law": [owned(p, name) for p in law_panels(run)],
+        "law": [owned(p, name) for p in (*law_panels(run), *noise_panels(run))],
         "curves": [owned(p, name) for p in curves(run)],
         "designs": designs,
         "logos": [owned(p, name) for p in designs.logos] if designs else [],
