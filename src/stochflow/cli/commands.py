@@ -261,11 +261,22 @@ def _train(words: list[str]) -> int:
     show = Progress(asked.quiet or follows())
     with show:
         done = experiment.train(
-            config, out=asked.out or None, on_start=show.start, on_progress=show.update, track=asked.track
+            config,
+            out=asked.out or None,
+            on_start=show.start,
+            on_progress=show.update,
+            track=asked.track,
+            free=_not_asked_for(flags, saved is not None),
         )
     if not follows():
         closing(done.summary, done.files, asked.quiet, done.path)
     return 0
+
+
+def _not_asked_for(flags: list[str], saved: bool) -> set[str]:
+    """Settings of training that no flag names, and so may be chosen for the task; none where a file holds them all."""
+    given = {w[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for w in flags if w.startswith("--")}
+    return set() if saved else {f.name for f in dataclasses.fields(Train)} - given
 
 
 def _saved_config(words: list[str]) -> tuple[Config | None, list[str]]:

@@ -48,8 +48,9 @@ def forked(seed: int, device: torch.device) -> Iterator[None]:
 class Yardstick:
     """What a policy on this task is measured against: target, floor and modes, computed once and when first needed."""
 
-    def __init__(self, task: Task, device: torch.device):
-        self.device = device
+    def __init__(self, task: Task, device: torch.device, samples: int = SAMPLES, budget: int | None = None):
+        """`samples` are drawn a seed at each look; a space of more objects than the oracle's `budget` is not listed."""
+        self.device, self.samples, self.budget = device, samples, budget
         # a Python oracle is asked about each object once
         self.task = task._replace(oracle=Cached(task.oracle)) if isinstance(task.oracle, Host) else task
         self.fast = bool(getattr(task.oracle, "on_device", False))
@@ -57,7 +58,8 @@ class Yardstick:
 
     def _listable(self) -> bool:
         env = self.task.env
-        if not isinstance(env, Enumerable) or env.contexts is not None or env.count() > LISTED:
+        most = LISTED if self.budget is None else min(LISTED, self.budget)
+        if not isinstance(env, Enumerable) or env.contexts is not None or env.count() > most:
             return False
         first = env.initial((1,), torch.zeros(1, dtype=torch.long, device=self.device))
         if self.task.channel.begin(first) is not None:
@@ -111,9 +113,9 @@ class Yardstick:
         """
         task, env = self.task, self.task.env
         each: dict[str, Tensor] = {}
-        known: dict[str, Any] = {"samples": SAMPLES}
+        known: dict[str, Any] = {"samples": self.samples}
         with forked(seed, self.device):
-            traj = walk(Request(task, policy, SAMPLES)).trajectories
+            traj = walk(Request(task, policy, self.samples)).trajectories
             if self.exact or self.fast or final:
                 traj = scored(task, traj)
                 each |= self._from_sample(policy, traj)
@@ -173,14 +175,14 @@ class Yardstick:
             "spearman": metrics.spearman(law[:, ends], target.log_reward[ends]),
             "log_z_error": metrics.log_z_error(self._log_weights(policy, traj), target.log_z),
         }
-        drawn = torch.multinomial(wanted, policy.num_seeds * SAMPLES, replacement=True)
-        back = backward_rollout(self.task, policy, graph.states[drawn].view(policy.num_seeds, SAMPLES, -1))
+        drawn = torch.multinomial(wanted, policy.num_seeds * self.samples, replacement=True)
+        back = backward_rollout(self.task, policy, graph.states[drawn].view(policy.num_seeds, self.samples, -1))
         each["eubo"] = metrics.eubo(self._log_weights(policy, scored(self.task, back)))
         if self.modes is None:
             return each, {}
         hit = [torch.isin(self.modes, found).sum() for found in self.task.env.index(traj.states[-1])]  # type: ignore[attr-defined]
         each["modes"] = torch.stack(hit).double()
-        each["expected_modes"] = expected_modes(law, self.modes, SAMPLES)
+        each["expected_modes"] = expected_modes(law, self.modes, self.samples)
         return each, {"modes_all": len(self.modes)}
 
 

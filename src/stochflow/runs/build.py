@@ -19,7 +19,7 @@ from stochflow.engines.base import Request
 from stochflow.engines.choose import walk
 from stochflow.errors import UserError, did_you_mean
 from stochflow.law.floors import caution
-from stochflow.law.measure import Yardstick, forked, scored, summarise
+from stochflow.law.measure import SAMPLES, Yardstick, forked, scored, summarise
 from stochflow.law.parts import residual_parts
 from stochflow.learn.buffer import Buffer
 from stochflow.learn.evaluate import evaluate
@@ -30,14 +30,21 @@ from stochflow.learn.objectives import (
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
 from stochflow.noise.thought_state import augment, step_memory
-from stochflow.runs import tasks
+from stochflow.runs import defaults, tasks
+from stochflow.runs.asked import best_asked, figures, known_objects
 from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.cost import check_memory
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
 from stochflow.scores.oracles import Cached, Patient, TextOracle
 from stochflow.scores.orders import look_ahead, open_loop_of
+from stochflow.scores.rewards import Sharpening
 from stochflow.scores.workers import Remote, workers_of
 from stochflow.training.ahead import Ahead
+from stochflow.training.search.local import LocalSearch
+from stochflow.training.search.paths import ways_to
+from stochflow.training.search.population import Population
+from stochflow.training.search.replay import RankBuffer, RankReplay
+from stochflow.training.search.start import Start
 from stochflow.training.sources import Mixed, OnPolicy, Source
 from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task, Trajectories
@@ -66,6 +73,7 @@ def lasting(task: Task, settings: Train, before: Task | None = None, made_from: 
 
     What was answered `before` is known. `made_from`: the settings from which a worker makes the task again; None: it is sent there.
     """
+    task = defaults.rewarded(task, settings)
     if not isinstance(task.oracle, TextOracle):
         return task
     batch = (
@@ -76,14 +84,22 @@ def lasting(task: Task, settings: Train, before: Task | None = None, made_from: 
         make = None if made_from is None else partial(_patient_oracle, made_from, settings)
         patient = Remote(patient, settings.oracle_workers, make)
     oracle = Cached(patient, at_most=batch)
+    oracle.budget = settings.oracle_calls or None
     if before is not None and isinstance(before.oracle, Cached):
         oracle.known |= before.oracle.known
+        oracle.met |= before.oracle.met
+        oracle.paid = before.oracle.paid
     return task._replace(oracle=oracle)
 
 
 def _patient_oracle(made_from: Any, settings: Train) -> TextOracle:
     """The oracle that a worker holds."""
     return Patient(make_task(made_from).oracle, settings.oracle_timeout, settings.oracle_retries)  # type: ignore[arg-type]
+
+
+def look_size(budget: int, seeds: int) -> int:
+    """Objects a seed that the final look draws: few of a budget, which is for the search."""
+    return SAMPLES if not budget else max(1, min(100, budget // 20) // seeds)
 
 
 def check_at_the_door(task: Task) -> None:
@@ -140,7 +156,12 @@ class Experiment:
         if t.thought_state:
             _say_memory(t, self.inner.env, self.device)
         check_memory(self.task, t, self.device.type == "cuda")
-        self.yardstick = Yardstick(self.task, self.device)
+        limit = t.oracle_calls if isinstance(self.task.oracle, TextOracle) else 0
+        self.yardstick = Yardstick(self.task, self.device, t.look or look_size(limit, t.seeds), limit or None)
+        if isinstance(self.task.reward, Sharpening) and self.yardstick.exact:
+            raise UserError(
+                "beta auto is for spaces that are too large to list, and this one is listed: give a number, such as beta=3"
+            )
         torch.manual_seed(t.seed)  # the run's one stream; networks are initialised from each row's own seed
         rows = [t.seed + i for i in range(t.seeds)]
         objective = values.objective or make_objective(t)
@@ -186,13 +207,23 @@ class Experiment:
             raise UserError(
                 f"--objective {t.objective} learns from its own fresh trajectories alone: leave out --replay, or take --objective logvar"
             )
-        if replayed >= t.batch:
-            raise UserError(f"--replay {t.replay} of --batch {t.batch} leaves no fresh trajectory: lower it")
+        if t.ask_every > 1 and not (t.replay_rank and replayed):
+            raise UserError(
+                f"--ask-every {t.ask_every} learns from replay in between: add --replay-rank and a --replay"
+            )
+        searched = t.children if t.search != "none" else 0
+        if replayed + searched >= t.batch:
+            more = f" and --children {searched}" if searched else ""
+            raise UserError(f"--replay {t.replay}{more} of --batch {t.batch} leave no fresh trajectory: lower one")
+        if (searched or t.start) and (on_policy or objective.needs & {"log_pf", "log_pa"}):
+            raise UserError(
+                f"--objective {t.objective} cannot learn from objects that a search found: take tb, db, subtb or logvar"
+            )
         temper = objective.temper if t.explore_entropy and isinstance(objective, SGFNKL) else None
         fresh = OnPolicy(
             self.task,
             self.policy,
-            t.batch - replayed,
+            t.batch - replayed - searched,
             0.0 if on_policy else t.explore,
             t.explore_tau,
             temper,
@@ -207,9 +238,26 @@ class Experiment:
             if on_policy:
                 raise UserError(f"--objective {t.objective} learns from fresh trajectories alone: leave out --lag")
             first = Ahead(fresh, self.task, t.lag, self.device)
+        source = self._searching(first)
         if replayed == 0:
-            return first
-        return Mixed(first, self._make_buffer(0.5 if t.replay_priority else 0.0), replayed)
+            return source
+        if t.replay_rank:
+            best = RankBuffer(self.task.env, t.replay_size, t.seeds).to(self.device)
+            return RankReplay(source, best, replayed, t.ask_every)
+        return Mixed(source, self._make_buffer(0.5 if t.replay_priority else 0.0), replayed)
+
+    def _searching(self, source: Source) -> Source:
+        t = self.config.train
+        if t.start:
+            source = Start(source, self.task, self.policy, known_objects(t.start, self.task.env))
+        if t.search == "none":
+            return source
+        local = t.children if t.search == "local" else t.children // 2 if t.search == "both" else 0
+        if local:
+            source = LocalSearch(source, self.task, self.policy, local)
+        if t.children - local:
+            source = Population(source, self.task, self.policy, t.children - local)
+        return source
 
     # looking ----------------------------------------------------------------------------------------------------
 
@@ -228,8 +276,19 @@ class Experiment:
             warning = "" if self.values.objective is not None else caution(t.objective)
             known |= {"caution": warning} if warning else {}
             named = {"objective": t.objective, "net": t.net} | self.values.described()
-            known |= {k: named[k] for k in ("objective", "net")} | {"oracle_calls": int(self.trainer.oracle_calls)}
+            known |= {k: named[k] for k in ("objective", "net")} | {"oracle_calls": self.oracle_calls}
+            if isinstance(self.task.reward, Sharpening):
+                known |= {"law": self.task.reward.describe(), "beta_frozen": bool(self.task.reward.frozen)}
+        known |= figures(self.task, self.trainer.source)
+        if isinstance(self.task.reward, Sharpening):
+            known["beta"] = float(self.task.reward.beta)
         return {"step": self.trainer.steps_done, **summarise(each, known)}
+
+    @property
+    def oracle_calls(self) -> int:
+        """How many different objects an oracle in Python was asked about; of any other, how many objects."""
+        oracle = self.task.oracle
+        return oracle.paid if isinstance(oracle, Cached) else int(self.trainer.oracle_calls)
 
     def _look_seed(self) -> int:
         return (self.config.train.seed * 1_000_003 + self.trainer.steps_done + 1) % 2**31
@@ -284,14 +343,27 @@ class Experiment:
         return [{**row, "condition": number} for row, number in zip(found, flat(states[..., 0]), strict=True)]
 
     def best_designs(self) -> list[dict[str, Any]]:
-        """The best different objects among those last drawn, by score."""
+        """The best different objects ever asked about, then the best of those last drawn (`origin` says which), by score."""
         with self.trainer.averaged():
-            rows = self.rows(self.drawn)
+            drawn = self._ordered(self.rows(self.drawn))
+            found = best_asked(self.task, self.trainer.source, DESIGNS)
+            asked = [] if found is None else self._ordered(self.rows(self._as_trajectories(*found)))
+        asked, drawn = (with_prospects(self.task.oracle, rows) for rows in (asked, drawn))
+        rows = [(r, "asked") for r in asked] + [(r, "draw") for r in drawn]
+        return [{"id": f"design_{i:04d}", **r, "origin": origin} for i, (r, origin) in enumerate(rows, 1)]
+
+    def _ordered(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         different = {
             (str(next(iter(r.values()))), r.get("condition")): r for r in rows
         }  # one object may be good under one condition only
-        ordered = sorted(different.values(), key=lambda r: (-r["score"], str(next(iter(r.values())))))[:DESIGNS]
-        return [{"id": f"design_{i:04d}", **r} for i, r in enumerate(with_prospects(self.task.oracle, ordered), 1)]
+        return sorted(different.values(), key=lambda r: (-r["score"], str(next(iter(r.values())))))[:DESIGNS]
+
+    def _as_trajectories(self, states: Tensor, scores: Tensor) -> Trajectories:
+        """Ways to objects [n, D], the same for the first seed alone: one row an object."""
+        with forked(0, self.device):
+            seeds = self.policy.num_seeds
+            way = ways_to(self.task, self.policy, states.to(self.device).expand(seeds, -1, -1))
+        return way._replace(score=scores.to(way.score).expand(seeds, -1))
 
 
 def with_prospects(oracle: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -103,6 +103,16 @@ class Train:
     """trajectories the replay buffer keeps"""
     replay_priority: bool = False
     """draw half of the replayed trajectories from the best tenth by score"""
+    replay_rank: bool = False
+    """keep the best different objects for ever instead of the latest, and draw the better ones more often"""
+    search: Literal["none", "population", "local", "both"] = "none"
+    """objects beside the policy's own draws: a genetic population of strings, or local search by going back and forth"""
+    children: int = 48
+    """how many of each batch come from the search"""
+    ask_every: int = 1
+    """ask the oracle in one iteration of so many; the others learn from the replay alone (with --replay-rank)"""
+    start: str = ""
+    """FASTA file of known sequences: they are asked about first, and the search begins from them"""
     dynamics: Literal["neural", "tabular", "known", "thought"] = "neural"
     """how the noise is modelled; ignored where there is none; thought reads all earlier actions and moves"""
     thought_state: bool = False
@@ -131,6 +141,14 @@ class Train:
     """ask an oracle in Python by several at once: N processes, ray or ray:N (RAY_ADDRESS or a local cluster, which takes 15 s and 0.8 GB to start: from about 10 s of oracle time per batch on)"""
     lag: int = 0
     """batches that an oracle in Python may have in flight while training goes on with earlier ones; 0: it is waited for"""
+    oracle_calls: int = 0
+    """how many different objects an oracle in Python may be asked about in all, looks included; training ends there; 0: no limit"""
+    look: int = 0
+    """objects a seed that the final look draws; 0: 2000, or within --oracle-calls a twentieth of them, at most 100"""
+    oracle_cache: str = ""
+    """file of an oracle's answers that runs share: what it holds is not asked again and does not count"""
+    on_nan: Literal["stop", "skip", "floor"] = "stop"
+    """an object without a score: stop the run, leave it out of what is learned, or give it the lowest score seen"""
     compile: bool = False
     """compile the loss and, where no kernel walks, a rollout's step (torch.compile; needs a C compiler, about half a minute at the start, and resumes alike but not bit for bit)"""
     threads: int = 1
@@ -144,7 +162,7 @@ class Train:
         """Refuse what cannot be trained with; `Config` calls it, and so nothing else needs to."""
         for name, hint in get_type_hints(Train).items():
             _check_type("--" + name.replace("_", "-"), getattr(self, name), hint)
-        at_least_one = "steps batch seeds hidden layers heads replay_size dynamics_off_pol_rounds dynamics_sample_size log_every eval_every save_every"
+        at_least_one = "steps ask_every batch seeds hidden layers heads replay_size dynamics_off_pol_rounds dynamics_sample_size log_every eval_every save_every"
         for name in at_least_one.split():
             self._need(name, getattr(self, name) >= 1, "a whole number of at least 1")
         for name in ("lr", "explore_tau", "clip", "subtb_lambda", "dynamics_lr", "dynamics_clip"):
@@ -159,13 +177,14 @@ class Train:
         self._need("entropy_average", 0 <= self.entropy_average < 1, "at least 0 and below 1")
         self._need("explore", 0 <= self.explore <= 1, "a probability between 0 and 1")
         self._need("replay", 0 <= self.replay < 1, "a fraction of at least 0 and below 1")
-        for name in ("oracle_timeout", "oracle_retries", "threads", "lag"):
+        for name in ("oracle_timeout", "oracle_retries", "oracle_calls", "look", "threads", "lag"):
             self._need(name, getattr(self, name) >= 0, "0 or more")
         self._need(
             "batch",
             self.objective != "logvar" or self.batch >= 2,
             "at least 2 with --objective logvar, whose log Z is the batch's mean",
         )
+        self._need("children", self.search == "none" or self.children >= 2, "at least 2 with --search")
         self._need("seed", 0 <= self.seed < 2**31, "a whole number from 0 to 2147483647")
         check_numbers(dataclasses.asdict(self), ranges.TRAIN)
 
@@ -359,6 +378,7 @@ class Config:
     train: Train = field(default_factory=Train)
     command: str = "train"
     values: dict[str, str] = field(default_factory=dict)  # what Python gave as objects instead of words, described
+    chosen: str = ""  # what was chosen for the task where nobody asked for anything, and why
 
     def __post_init__(self) -> None:
         self.train.check()
@@ -381,6 +401,7 @@ class Config:
             },
             "train": dataclasses.asdict(self.train),
             **({"values": self.values} if self.values else {}),
+            **({"chosen": self.chosen} if self.chosen else {}),
         }
 
     @staticmethod
@@ -392,7 +413,7 @@ class Config:
             raise UserError(
                 f"{where} has format {data['format']}, but stochflow {__version__} reads up to {FORMAT}: upgrade stochflow"
             )
-        _refuse_unknown(data, ["format", "version", "command", "task", "train", "values"], where)
+        _refuse_unknown(data, ["format", "version", "command", "task", "train", "values", "chosen"], where)
         train = data.get("train", {})
         if not isinstance(train, dict):
             raise UserError(f'{where}: "train" must be an object of settings, not {train!r}')
@@ -405,7 +426,13 @@ class Config:
         values = data.get("values", {})
         if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
             raise UserError(f'{where}: "values" must be an object of texts, not {values!r}')
-        return Config(task, train_for(task, train, f"{where}, train"), str(data.get("command", "train")), values)
+        return Config(
+            task,
+            train_for(task, train, f"{where}, train"),
+            str(data.get("command", "train")),
+            values,
+            str(data.get("chosen", "")),
+        )
 
 
 def _as_published(train: dict[str, Any]) -> dict[str, Any]:

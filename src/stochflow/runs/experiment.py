@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from stochflow.law.exact import expected_modes
 from stochflow.law.measure import SAMPLES, Yardstick, forked, not_better
 from stochflow.law.parts import noise_tables
 from stochflow.law.verdict import verdict
-from stochflow.runs import export, ranks, trust
+from stochflow.runs import defaults, export, ranks, trust
 from stochflow.runs.atomic import refuse_special
 from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasting, make_task, pick_device
 from stochflow.runs.config import Config, Train, UserTask, configure
@@ -34,7 +34,7 @@ from stochflow.runs.folder import Checkpoint, Run, environment
 from stochflow.runs.tracking import open_tracker
 from stochflow.runs.trust import Consent
 from stochflow.runs.values import MakeSource, Values, taken_out
-from stochflow.scores.oracles import Cached, TextOracle
+from stochflow.scores.oracles import Cached, Spent, TextOracle
 from stochflow.scores.workers import Remote
 from stochflow.training import distributed
 from stochflow.training.ahead import Ahead
@@ -113,6 +113,7 @@ def train(
     on_start: OnStart | None = None,
     track: str = "none",
     source: Source | MakeSource | None = None,
+    free: Collection[str] | None = None,
     **settings: Any,
 ) -> Result:
     """Train into a new run folder. `task` is a Config, a task's name, its settings, or a `Task`; the rest as the flags
@@ -120,7 +121,8 @@ def train(
 
     `objective`, `net` and `dynamics` take the words of the command line or values: `objective=SubTrajectoryBalance()`,
     `net=MLP(32, 3)`, `dynamics=Tabular`. `source` is a source of batches, or a function of task and policy that makes one.
-    `track` sends the log to wandb, trackio or tensorboard too.
+    `track` sends the log to wandb, trackio or tensorboard too. `free` names the settings that may be chosen for the task
+    (by default those that were not given; none of a Config).
 
     >>> train("grid", side=8, stick=0.25, steps=500, out="runs/mine")
     """
@@ -130,6 +132,11 @@ def train(
             "as in train(my_task())"
         )
     given = task if isinstance(task, Task) else None
+    if free is None:
+        free = () if isinstance(task, Config) else {f.name for f in dataclasses.fields(Train)} - settings.keys()
+        free = set(free) - (
+            {"search", "children", "replay", "replay_rank", "ask_every"} if source is not None else set()
+        )
     values = taken_out(settings)._replace(source=source)
     if isinstance(task, Config):
         config = task
@@ -137,6 +144,10 @@ def train(
         config = configure(UserTask(IN_PYTHON) if given is not None else task, **settings)
     config = dataclasses.replace(config, values=values.described())
     made = make_task(config.task) if given is None else given
+    chosen, why = defaults.choose(made, config.train, free)
+    config = dataclasses.replace(config, train=chosen, chosen=why)
+    if why:
+        log.info(why)
     if isinstance(config.task, UserTask):
         # an oracle that fails at the first question is wrong, not busy
         once = lasting(made, dataclasses.replace(config.train, oracle_retries=0, oracle_workers=""))
@@ -257,6 +268,7 @@ def _take_up(session: _Session, found: Checkpoint | None, config: Config, path: 
         best = run.load_best()  # a final look keeps its best after its checkpoint, whose header does not know of it
         latest = best if best is not None and best.step <= found.step else found
         session.best = latest.scalars.get("best_so_far")
+        session.beta = latest.scalars.get("best_beta")
         session.owing = bool(found.scalars.get("owing"))
     else:
         log.warning(f"there is no checkpoint in {path}, so that it begins at its first step")
@@ -488,6 +500,8 @@ class _Session:
         self.best: float | None = None  # lower is better: TV, or minus the ELBO
         self.finishing = False  # training is over and saved; what is left can be done again
         self.owing = False  # an iteration is done, but the line, look or checkpoint that was due after it is not
+        self.beta: float | None = None  # of the target that `best` was measured against, where it is found in training
+        self.spent = False  # the budget of oracle calls ended training
         self.random: dict[str, Tensor] = {}  # the random state at the start of the iteration in flight
         self.total = 0
         self.begun = time.monotonic()
@@ -509,7 +523,7 @@ class _Session:
                 if self.owing:
                     self._between(self.trainer)
                 self._note_random()
-                self.trainer.train(total, _every(self.experiment), self._between)
+                self._train(total)
                 checkpoint = self._save()  # what was learned is safe, whatever comes now
                 self.finishing = True
                 if self.trainer.stop_requested:
@@ -550,6 +564,23 @@ class _Session:
                     self._save_at_failure()
             raise
 
+    def _train(self, total: int) -> None:
+        """Up to the last step, or to where the oracle's budget without the final look's part is spent."""
+        oracle, t = self.experiment.task.oracle, self.experiment.config.train
+        if not isinstance(oracle, Cached) or not t.oracle_calls:
+            self.trainer.train(total, _every(self.experiment), self._between)
+            return
+        oracle.budget = max(0, t.oracle_calls - self.experiment.yardstick.samples * t.seeds)
+        try:
+            self.trainer.train(total, _every(self.experiment), self._between)
+        except Spent:
+            torch.set_rng_state(self.random["random.cpu"])  # the iteration in flight has changed nothing else
+            if self.trainer.steps_done == 0:
+                raise
+            self.spent = True
+        finally:
+            oracle.budget = t.oracle_calls
+
     def _interrupted(self) -> Interrupted:
         done = self.trainer.steps_done
         where = (
@@ -572,7 +603,7 @@ class _Session:
         if not self.owing:
             state |= self.random
         more = {"owing": True} if self.owing else {}
-        self.run.save(self.trainer.steps_done, state, best_so_far=self.best, **more)
+        self.run.save(self.trainer.steps_done, state, best_so_far=self.best, **more, **self._law())
 
     def _between(self, trainer: Trainer) -> None:
         """Between two iterations: a log line, a look, a checkpoint, where they are due."""
@@ -600,7 +631,7 @@ class _Session:
                 f"the loss is not finite at step {self.trainer.steps_done}: lower --lr or --clip and train again; "
                 f"the checkpoints in {self.run.path} are from before"
             )
-        calls = int(self.trainer.oracle_calls)
+        calls = self.experiment.oracle_calls
         fixed = {"time": round(time.monotonic() - self.begun, 3), "oracle_calls": calls}
         medians = {
             k: float(np.median(v[torch.isfinite(v)].numpy())) for k, v in stats.items() if bool(torch.isfinite(v).any())
@@ -616,14 +647,23 @@ class _Session:
             self.on_progress(record, self.total)
 
     def _keep_if_best(self, record: dict[str, Any]) -> None:
+        if record.get("beta") != self.beta:  # figures of another target law do not compare
+            self.best, self.beta = None, record.get("beta")
         elbo = record.get("elbo")
         value = record["tv"] if record.get("tv") is not None else (None if elbo is None else -elbo)
         if not not_better(value, self.best):
-            self.run.save(self.trainer.steps_done, self.lead.state(self.trainer), best=True, best_so_far=value)
+            self.run.save(
+                self.trainer.steps_done, self.lead.state(self.trainer), best=True, best_so_far=value, **self._law()
+            )
             self.best = value  # after it is written: where that fails, it is still to be done
 
+    def _law(self) -> dict[str, Any]:
+        return {} if self.beta is None else {"best_beta": self.beta}
+
     def _save(self) -> Path:
-        return self.run.save(self.trainer.steps_done, self.lead.state(self.trainer), best_so_far=self.best)
+        return self.run.save(
+            self.trainer.steps_done, self.lead.state(self.trainer), best_so_far=self.best, **self._law()
+        )
 
     def _finish(self, checkpoint: Path) -> Result:
         """The figures of the last average, never of the best; then the files a person wants."""
@@ -640,6 +680,8 @@ class _Session:
                 log.warning("no samples.fasta is written: FASTA cannot hold the letters %r", letters)
             else:
                 files.append(self._write_designs("fasta"))
+        if self.experiment.config.chosen:
+            found["chosen"] = self.experiment.config.chosen
         found |= {"engine": self.trainer.engines.sentence(), "seconds": round(time.monotonic() - self.begun, 1)}
         files.append(self.run.write("summary.json", found))
         files += [self.run.path / name for name in ("config.json", "environment.json", "metrics.jsonl")]

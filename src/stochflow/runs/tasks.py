@@ -26,7 +26,7 @@ from stochflow.scores.data import tfbind8
 from stochflow.scores.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
 from stochflow.scores.oracles import Cached, Host, Table
 from stochflow.scores.orders import orders
-from stochflow.scores.rewards import Linear, Power
+from stochflow.scores.rewards import Default, Linear, Power
 from stochflow.types import Task
 from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
 from stochflow.worlds.conditioned import Conditioned
@@ -192,7 +192,9 @@ def strings_task(
     """Any `list[str] -> scores` as a task over strings; with `min_length` strings may stop early.
 
     Under `rules` only strings that meet them are built (docs/rules.md); they bind orders, so the channel must be exact, and
-    `orders` puts the noise after. The reward is the score, but at least 1e-3 (`Power()`); give `Linear()` where scores are logarithms or may be negative.
+    `orders` puts the noise after.
+    Where the space can be listed, the reward is the score, but at least 1e-3 (`Power()`); give `Linear()` where scores
+    are logarithms or may be negative. Elsewhere it is exp(beta * score) with a beta found while training (`Sharpening`).
     A slow oracle is asked once a sequence after `task = task._replace(oracle=Cached(task.oracle))`.
     """
     if not callable(oracle):
@@ -207,7 +209,7 @@ def strings_task(
                 "noise after the order with stochflow.scores.orders.orders(task, Synthesis(...))"
             )
         env = rules.compile(alphabet, length if min_length is None else (min_length, length)).env()
-    return Task(env, channel or Exact(), Host(oracle, env), reward or Power())
+    return Task(env, channel or Exact(), Host(oracle, env), reward or Default())
 
 
 def make_channel(env: Env, stick: float, noise: str = "slip", confusion: str = "") -> Channel:

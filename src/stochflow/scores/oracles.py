@@ -256,8 +256,15 @@ class _Late(Exception):
     """No answer in time."""
 
 
+class Spent(UserError):
+    """The budget of oracle calls is used up; what it paid for is stored."""
+
+
 class Cached(Around):
-    """Scores each text once and caches the score. `hits` counts the answers from the cache.
+    """Scores each text once and caches the score. `hits` counts the answers from the cache, `paid` those asked for.
+
+    `met` holds the score of every text that somebody wanted, in the order in which they were first wanted. `budget`
+    is the largest `paid` (None: no limit): what it still allows is asked for and stored, then `Spent` is raised.
 
     With `file`, scores are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
     no score is lost, even where a later sample of the same batch fails. One call scores at most `at_most` texts (0: no
@@ -270,6 +277,9 @@ class Cached(Around):
         if hasattr(oracle, "arrived"):  # parts of a batch are stored as they come
             oracle.arrived = lambda texts, scores: self._keep(dict(zip(texts, scores, strict=True)))
         self.known: dict[str, float] = {}
+        self.met: dict[str, float] = {}
+        self.paid = 0
+        self.budget: int | None = None
         self.file: Path | None = None
         if file is not None:
             self.keep_in(file)
@@ -277,12 +287,19 @@ class Cached(Around):
     def raw(self, texts: list[str]) -> list[float]:
         new = [t for t in dict.fromkeys(texts) if t not in self.known]
         self.hits += len(texts) - len(new)
+        for t in texts:
+            if t in self.known:
+                self.met.setdefault(t, self.known[t])
+        left = len(new) if self.budget is None else max(0, self.budget - self.paid)
+        refused, new = len(new) - left, new[:left]
         width = self.at_most or len(new) or 1
         for part in (new[i : i + width] for i in range(0, len(new), width)):
             scores = dict(zip(part, self.oracle.raw(part), strict=True))
             good = self._keep(scores)  # stored before a bad score raises
             if good < len(part):  # the caller raises: the remaining parts are not scored
                 return [self.known.get(t, scores.get(t, math.nan)) for t in texts]
+        if refused > 0:
+            raise Spent(f"the budget of {self.budget} oracle calls is spent: give a larger --oracle-calls to go on")
         return [self.known[t] for t in texts]
 
     def _keep(self, scores: dict[str, float]) -> int:
@@ -290,6 +307,8 @@ class Cached(Around):
         good = {t: v for t, v in scores.items() if abs(v) <= LARGEST}
         news = {t: v for t, v in good.items() if t not in self.known}
         self.known |= news
+        self.met |= news
+        self.paid += len(news)
         self._append(news)
         return len(good)
 
@@ -305,6 +324,8 @@ class Cached(Around):
         news = {t: v for t, v in before.items() if t not in self.known}
         self.known |= news
         self._append(news)
+        self.met = dict(self.known)
+        self.paid = len(self.known)
 
     def recall(self, file: str | Path) -> int:
         """Read the scores of a file, without changing it; returns the bytes of a last line that a crash cut short.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stochflow.errors import UserError
 
@@ -39,6 +39,11 @@ class Power:
 
 
 @dataclass(frozen=True)
+class Default(Power):
+    """The reward of a task for which nobody named one: the score, or `Sharpening` where the space is too large to list."""
+
+
+@dataclass(frozen=True)
 class Linear:
     """log R = beta * score, for scores that are already logarithms (energies, log-likelihoods, minus errors)."""
 
@@ -46,3 +51,93 @@ class Linear:
 
     def __call__(self, score: Tensor, state: Tensor, step: Tensor | float | None = None) -> Tensor:
         return self.beta * score
+
+
+class Sharpening(nn.Module):
+    """log R = beta * max(score, base), with a beta that is found from the scores themselves and then stays (`beta auto`).
+
+    base is the median of the first scores. beta puts `sharpness` * log |X| nats between it and the mean of the `best`
+    best different objects: enough for the few good ones to outweigh all the others (`nats` = log |X|, the number of
+    objects). It is set anew whenever the number of different objects scored has grown by half, and frozen for ever
+    once the best have moved by less than `still` of their distance from the base in between: from then on the target
+    is one fixed law. All seeds share it. Ask for `describe()` to have it in words.
+    """
+
+    def __init__(self, nats: float, sharpness: float = 2.0, best: int = 100, first: int = 500, still: float = 0.02):
+        super().__init__()
+        if not nats > 0 or not sharpness > 0 or best < 1 or first < best or not 0 < still < 1:
+            raise UserError(
+                f"nats = {nats}, sharpness = {sharpness}, best = {best}, first = {first} and still = {still} describe no "
+                "sharpening: give positive numbers, first >= best and still below 1"
+            )
+        self.nats, self.sharpness, self.size, self.first, self.still = nats, sharpness, best, first, still
+        for name, start in (("beta", 0.0), ("base", torch.nan), ("top", torch.nan), ("mark_top", torch.nan)):
+            self.register_buffer(name, torch.tensor(start, dtype=torch.float64))
+        for name in ("asked", "mark", "frozen"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.long))
+        self.register_buffer("scores", torch.full((best,), -torch.inf, dtype=torch.float64))
+        self.register_buffer("numbers", torch.zeros(best, dtype=torch.long))
+
+    beta: Tensor
+    base: Tensor
+    top: Tensor
+    mark_top: Tensor
+    asked: Tensor
+    mark: Tensor
+    frozen: Tensor
+    scores: Tensor
+    numbers: Tensor
+
+    def __call__(self, score: Tensor, state: Tensor, step: Tensor | float | None = None) -> Tensor:
+        beta = float(self.beta)
+        return score * 0 if beta == 0 else beta * score.clamp(min=float(self.base))
+
+    @torch.no_grad()
+    def observe(self, score: Tensor, number: Tensor) -> bool:
+        """Take in the scores of objects that were asked about, with a number for each (equal objects have equal ones).
+
+        True where beta has changed.
+        """
+        if bool(self.frozen):
+            return False
+        score, number = score.flatten().double().cpu(), number.flatten().cpu()
+        good = score.isfinite()
+        score, number = score[good], number[good]
+        if not len(score):
+            return False
+        if bool(self.base.isnan()):
+            self.base.copy_(score.median())
+        both, names = torch.cat([self.scores, score]), torch.cat([self.numbers, number])
+        order = both.argsort(descending=True, stable=True)
+        seen: dict[int, int] = {}
+        for place in order.tolist():
+            if both[place] == -torch.inf or len(seen) == self.size:
+                break
+            seen.setdefault(int(names[place]), place)
+        places = list(seen.values())
+        self.scores[: len(places)], self.numbers[: len(places)] = both[places], names[places]
+        self.asked += len(number.unique())
+        self.top.copy_(self.scores[: len(places)].mean())
+        return self._schedule()
+
+    def _schedule(self) -> bool:
+        asked, mark = int(self.asked), int(self.mark)
+        if mark > 0 and asked < max(self.first, 1.5 * mark):
+            return False
+        gap = float(self.top - self.base)
+        if mark >= self.first and gap > 0 and float(self.top - self.mark_top) < self.still * gap:
+            self.frozen.fill_(1)
+        self.mark.fill_(asked)
+        self.mark_top.copy_(self.top)
+        before = float(self.beta)
+        self.beta.fill_(self.sharpness * self.nats / gap if gap > 0 else 0.0)
+        return float(self.beta) != before
+
+    def describe(self) -> str:
+        """The law, in one sentence."""
+        law = f"R = exp({float(self.beta):.6g} * max(score, {float(self.base):.6g}))"
+        if bool(self.frozen):
+            return f"{law}, fixed after {int(self.mark)} different objects: the best no longer moved"
+        return (
+            f"{law}, as set after {int(self.mark)} different objects; it was still being sharpened when the run ended"
+        )

@@ -22,7 +22,9 @@ from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics
 from stochflow.ops import zeros
 from stochflow.scores import worth
+from stochflow.scores.rewards import Sharpening
 from stochflow.training import distributed
+from stochflow.training.search.paths import code
 from stochflow.training.sources import OnPolicy, Source
 from stochflow.types import PolicyOut, Task, Trajectories, World
 
@@ -98,7 +100,7 @@ class Trainer:
         self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
         self._loss: Any = torch.compile(self.loss, dynamic=False) if iteration.compile else self.loss
         plain = source.why_plain(task, policy)
-        known = worth.of_all(task, device) if not plain else None
+        known = worth.of_all(task, device) if not plain and not isinstance(task.reward, Sharpening) else None
         batch = getattr(source, "batch", 0)
         flats = self.policy_flat, self.dynamics_flat
         self.job = Job(
@@ -135,6 +137,8 @@ class Trainer:
         else:
             found = self.group.guarded(lambda: self.task.oracle(states))
         self._count(traj)  # what fails is not counted: it is asked again
+        if isinstance(self.task.reward, Sharpening):
+            self.task.reward.observe(found, code(states))
         return traj._replace(score=found.to(traj.score))
 
     def _fresh(self) -> Walk:
@@ -257,7 +261,8 @@ class Trainer:
             self.learn(self._fresh(), note)
 
         device = self.policy.device
-        if device.type != "cuda" or not self.iteration.capture or not self.source.static:
+        still = self.source.static and not isinstance(self.task.reward, Sharpening)  # a recording holds their numbers
+        if device.type != "cuda" or not self.iteration.capture or not still:
             return [whole]
         kept = self.state_dict()
         if self.source.scored or getattr(self.task.oracle, "on_device", False):
@@ -409,6 +414,7 @@ class Trainer:
             "dynamics": self.dynamics_flat,
             "counts": self.dynamics if self.dynamics_flat is None else None,
             "source": self.source,
+            "reward": self.task.reward if isinstance(self.task.reward, nn.Module) else None,
             "dynamics_buffer": self.noise.buffer,
             "objective": self.objective.memory,
         }

@@ -44,7 +44,11 @@ class Breeder(Growing):
         """[n, L] different objects nobody asked about (repeated ones where there are no others left)."""
         pool = self.pool
         if len(pool.asked) < self.start or len(pool.scores) < 2:
-            made = self._mended(uniform(self.letters, OVER * n))
+            made = uniform(self.letters, OVER * n)
+            if len(pool.scores):  # half near what is known
+                near = pool.objects.long()[torch.randint(len(pool.scores), (OVER * n // 2,))]
+                made[: len(near)] = vary(self.letters, near, near, torch.full((len(near),), KINDS.index("point")))
+            made = self._mended(made)
             return self._filled(made[pool.choose(made, n)], made, n)
         weights = pool.weights(self.focus)
         around = n - n // 2

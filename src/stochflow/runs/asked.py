@@ -1,0 +1,95 @@
+"""What a run asked its oracle: the best objects with their scores, the figures of them, and the known objects it starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochflow.errors import UserError
+from stochflow.scores.oracles import Cached
+from stochflow.training.search.pool import apart
+from stochflow.training.search.population import default_distance
+from stochflow.training.search.replay import RankReplay
+from stochflow.training.sources import Source
+from stochflow.types import Task
+from stochflow.worlds.strings import Strings
+
+BEST = 100  # designs a person looks at
+AMONG = 5000  # of the best, among which those at a distance are looked for
+
+
+def best_asked(task: Task, source: Source, most: int = BEST) -> tuple[Tensor, Tensor] | None:
+    """The best different objects ever asked about [n, D] and their scores [n], the best first; None: nobody kept them."""
+    oracle = task.oracle
+    if isinstance(oracle, Cached) and hasattr(task.env, "encode"):
+        ordered = sorted(oracle.met.items(), key=lambda item: (-item[1], item[0]))[:most]
+        if not ordered:
+            return None
+        return task.env.encode([t for t, _ in ordered]), torch.tensor([s for _, s in ordered])
+    if isinstance(source, RankReplay):
+        buffer = source.buffer
+        count = int(buffer.written)
+        kept = buffer.rebuild(torch.arange(count, device=buffer.score.device).expand(len(buffer.score), -1))
+        states, scores = kept.states[-1].flatten(0, 1).cpu(), kept.score.flatten().cpu()
+        order = scores.argsort(descending=True, stable=True)
+        states, scores = states[order], scores[order]
+        new = torch.ones(len(states), dtype=torch.bool)
+        met: set[tuple[int, ...]] = set()
+        for i, row in enumerate(states.tolist()):
+            new[i] = tuple(row) not in met
+            met.add(tuple(row))
+        return states[new][:most], scores[new][:most]
+    return None
+
+
+def figures(task: Task, source: Source) -> dict[str, Any]:
+    """Of the objects asked about: the best, the mean of the 100 best, and that of the 100 best at a fifth of the length apart."""
+    found = best_asked(task, source, AMONG)
+    if found is None or not len(found[1]):
+        return {}
+    states, scores = found
+    known: dict[str, Any] = {
+        "best_asked": float(scores[0]),
+        "top_asked": float(scores[:BEST].mean()),
+        "asked_kept": min(BEST, len(scores)),
+    }
+    if isinstance(task.env, Strings):
+        distance = default_distance(task.env.length)
+        far = apart(states, distance, BEST)
+        known |= {
+            "apart_asked": float(scores[far].mean()),
+            "apart_count": int(far.sum()),
+            "apart_distance": distance,
+            "diversity_asked": _diversity(states[:BEST]),
+        }
+    return known
+
+
+def _diversity(states: Tensor) -> float:
+    n = len(states)
+    return float((states.unsqueeze(1) != states).sum()) / max(1, n * (n - 1))
+
+
+def known_objects(path: str, env: Any) -> Tensor:
+    """The sequences of a FASTA file as states [N, D], each once."""
+    if not hasattr(env, "encode"):
+        raise UserError(f"--start {path} holds sequences, and {env!r} builds none: leave it out")
+    try:
+        from Bio.SeqIO.FastaIO import SimpleFastaParser
+    except ImportError as error:
+        raise UserError(
+            "reading FASTA needs Biopython, which is not installed: pip install 'stochflow[bio]'"
+        ) from error
+    try:
+        with open(path, encoding="utf-8") as file:
+            texts = [str(text) for _, text in SimpleFastaParser(file)]
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"--start {path} cannot be read as FASTA ({error}): give a file of known sequences") from error
+    if not texts:
+        raise UserError(f"--start {path} holds no sequence: give a FASTA file with at least one")
+    try:
+        return env.encode(list(dict.fromkeys(texts)))
+    except UserError as error:
+        raise UserError(f"--start {path}: {error}") from error

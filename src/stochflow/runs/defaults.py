@@ -1,0 +1,73 @@
+"""What is chosen for a task where nobody asked for anything, and why: from its length, its alphabet and its oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any
+
+from stochflow.law.measure import LISTED
+from stochflow.runs.config import Train
+from stochflow.scores.oracles import TextOracle
+from stochflow.scores.rewards import Default, Sharpening
+from stochflow.types import Task
+from stochflow.worlds.strings import Strings
+
+# Found on problems of length 15 to 64 over 4 to 32 letters with 2,000 to 10,000 oracle calls (benchmarks/design_search.py
+# tells which); held against problems that were not looked at while they were chosen.
+LONG: dict[str, Any] = {
+    "objective": "logvar",
+    "net": "mlp",
+    "hidden": 128,
+    "lr": 1e-3,
+    "batch": 112,
+    "search": "population",
+    "children": 48,
+    "replay": 0.5,
+    "replay_rank": True,
+    "replay_size": 2000,
+    "ask_every": 4,
+    "steps": 1000,
+    "eval_every": 100,
+}
+
+
+def log_size(task: Task, settings: Train) -> float | None:
+    """log |X| of a space of strings that is not listed: too large, or larger than the budget of a slow oracle; else None."""
+    env = task.env
+    if not isinstance(env, Strings) or env.contexts is not None or settings.thought_state:
+        return None
+    nats = env.length * math.log(env.tokens)
+    most = LISTED
+    if settings.oracle_calls and isinstance(task.oracle, TextOracle):
+        most = min(most, settings.oracle_calls)
+    return nats if nats > math.log(most) else None
+
+
+def rewarded(task: Task, settings: Train) -> Task:
+    """The task with a reward that is found while training, where nobody named one and the space is not listed."""
+    nats = log_size(task, settings)
+    if nats is None or type(task.reward) is not Default:
+        return task
+    return task._replace(reward=Sharpening(nats))
+
+
+def choose(task: Task, settings: Train, free: Collection[str]) -> tuple[Train, str]:
+    """The settings with those that are `free` chosen for the task, and one line that says so; "" where nothing was."""
+    nats = log_size(task, settings)
+    if nats is None:
+        return settings, ""
+    chosen = {k: v for k, v in LONG.items() if k in free}
+    merged = dataclasses.replace(settings, **chosen)
+    if "ask_every" in chosen and not (merged.replay_rank and merged.replay > 0):
+        merged = dataclasses.replace(merged, ask_every=1)
+    fresh = merged.batch - round(merged.replay * merged.batch)
+    if "children" in chosen and merged.search != "none" and merged.children >= fresh:
+        merged = dataclasses.replace(merged, children=max(2, fresh * 3 // 4))
+    changed = [k for k in chosen if getattr(merged, k) != getattr(Train(), k)]
+    if not changed:
+        return merged, ""
+    words = ", ".join(f"--{k.replace('_', '-')} {str(getattr(merged, k)).lower()}" for k in changed)
+    why = f"there are e^{nats:.0f} strings, too many to list or to meet by chance"
+    return merged, f"chose {words} because {why}"
