@@ -37,10 +37,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "replay by rank": PLAIN | {"replay": 0.5, "replay_rank": True, "objective": "logvar"},
     "local search": PLAIN | {"search": "local", "children": 48},
     "population": PLAIN | {"search": "population", "children": 48},
+    "wide": {"batch": 224, "children": 100},
+    "transformer": {"net": "transformer", "hidden": 64},
     "default": {},
 }
 MAIN = ("random", "ga", "mcmc", "plain", "default")
-COST = {"default": 3, "replay by rank": 2, "local search": 2, "population": 2, "plain": 2}
+COST = {"transformer": 9, "wide": 4, "default": 3, "replay by rank": 2, "local search": 2, "population": 2, "plain": 2}
 MARKS = (0.25, 0.5, 0.75, 0.9)
 
 
@@ -58,8 +60,8 @@ def asked(problem: Problem, arm: str, seed: int) -> tuple[list[str], list[float]
     with tempfile.TemporaryDirectory() as folder:
         more: dict[str, Any] = {}
         if problem.start:
-            known = Path(folder) / "known.fasta"
-            known.write_text("".join(f">{i}\n{t}\n" for i, t in enumerate(problem.start)))
+            known = Path(folder) / "known.txt"
+            known.write_text("\n".join(problem.start) + "\n")
             more["start"] = str(known)
         run = Path(folder) / "run"
         stochflow.train(task, out=run, seed=seed, oracle_calls=problem.calls, **ARMS[arm], **more)
@@ -127,12 +129,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tasks", default="", help="names with semicolons between; default: all")
     parser.add_argument("--arms", default=",".join(MAIN))
+    parser.add_argument("--without", default="", help="names of tasks to leave out, with semicolons between")
     parser.add_argument("--calls", type=int, default=0, help="fewer calls than a problem's own, to try it out")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--time-limit", type=float, default=1e9)
     asked_for = parser.parse_args()
     begun = time.monotonic()
     names = [n for n in asked_for.tasks.split(";") if n] or list(PROBLEMS)
+    names = [n for n in names if n not in asked_for.without.split(";")]
     arms = asked_for.arms.split(",")
     lines = asked_for.out.with_suffix(".jsonl") if asked_for.out else None
     done: list[dict[str, Any]] = []

@@ -82,19 +82,19 @@ def template(seed: int) -> Problem:
     height = np.linspace(1.0, 0.8, 6)
 
     def oracle(texts: Sequence[str]) -> list[float]:
-        found = []
-        for text in texts:
-            x = tokens([text], "ABCDEFGH")[0]
-            best = 0.0
-            for target, top in zip(hidden, height, strict=True):
-                steps = np.arange(len(target) + 1.0)
-                row = steps.copy()
-                for i, letter in enumerate(x, 1):
-                    new = np.minimum(row[:-1] + (target != letter), row[1:] + 1)
-                    row = np.minimum.accumulate(np.concatenate([[i], new]) - steps) + steps
-                best = max(best, top * (1 - row[-1] / max(len(x), len(target))) ** 2)
-            found.append(best)
-        return found
+        size = np.array([len(t) for t in texts])
+        x = tokens([t.ljust(40, "A") for t in texts], "ABCDEFGH")
+        best = np.zeros(len(x))
+        for target, top in zip(hidden, height, strict=True):
+            steps = np.arange(len(target) + 1.0)
+            row = np.tile(steps, (len(x), 1))
+            for i in range(int(size.max(initial=0))):  # a row of the table of edit distances, for all texts
+                new = np.minimum(row[:, :-1] + (target != x[:, i : i + 1]), row[:, 1:] + 1)
+                new = np.concatenate([np.full((len(x), 1), i + 1.0), new], 1)
+                new = np.minimum.accumulate(new - steps, 1) + steps
+                row = np.where((i < size)[:, None], new, row)
+            best = np.maximum(best, top * (1 - row[:, -1] / np.maximum(size, len(target))) ** 2)
+        return best.tolist()
 
     return Problem(oracle, "ABCDEFGH", 40, 20, 10_000, 0.0, 1.0, [], True, False)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
+from stochflow.files.reading import read_text
 from stochflow.scores.oracles import Cached
+from stochflow.training.search.paths import legal_letters
 from stochflow.training.search.pool import apart
 from stochflow.training.search.population import default_distance
 from stochflow.training.search.replay import RankReplay
@@ -73,23 +76,30 @@ def _diversity(states: Tensor) -> float:
 
 
 def known_objects(path: str, env: Any) -> Tensor:
-    """The sequences of a FASTA file as states [N, D], each once."""
+    """The sequences of a file as states [N, D], each once: FASTA, or one sequence a line."""
     if not hasattr(env, "encode"):
         raise UserError(f"--start {path} holds sequences, and {env!r} builds none: leave it out")
+    text = read_text(path)
+    texts = _of_fasta(text) if text.lstrip().startswith(">") else [line.strip() for line in text.splitlines()]
+    texts = [t for t in dict.fromkeys(texts) if t]
+    if not texts:
+        raise UserError(f"--start {path} holds no sequence: give FASTA, or one sequence a line")
+    try:
+        known = env.encode(texts)
+    except UserError as error:
+        raise UserError(f"--start {path}: {error}") from error
+    where = legal_letters(env, known) if isinstance(env, Strings) else known
+    if not torch.equal(where, known):
+        first = texts[int((where != known).any(1).nonzero()[0])]
+        raise UserError(f"--start {path}: {first[:40]!r} cannot be built under the rules of {env!r}: leave it out")
+    return known
+
+
+def _of_fasta(text: str) -> list[str]:
     try:
         from Bio.SeqIO.FastaIO import SimpleFastaParser
     except ImportError as error:
         raise UserError(
-            "reading FASTA needs Biopython, which is not installed: pip install 'stochflow[bio]'"
+            "reading FASTA needs Biopython, which is not installed: pip install 'stochflow[bio]', or give one sequence a line"
         ) from error
-    try:
-        with open(path, encoding="utf-8") as file:
-            texts = [str(text) for _, text in SimpleFastaParser(file)]
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"--start {path} cannot be read as FASTA ({error}): give a file of known sequences") from error
-    if not texts:
-        raise UserError(f"--start {path} holds no sequence: give a FASTA file with at least one")
-    try:
-        return env.encode(list(dict.fromkeys(texts)))
-    except UserError as error:
-        raise UserError(f"--start {path}: {error}") from error
+    return [str(sequence) for _, sequence in SimpleFastaParser(io.StringIO(text))]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
+from stochflow.worlds.rules import Forbidden, Rules
 from stochflow.worlds.strings import Strings
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYBJOUXZ0123456789"
@@ -107,20 +108,5 @@ class Ehrlich:
 
     def env(self) -> Strings:
         """The feasible strings alone, where the rule is known."""
-        return Feasible(self.allowed, self.alphabet, self.length)
-
-
-class Feasible(Strings):
-    """Strings of one length in which only allowed letters follow one another."""
-
-    def __init__(self, allowed: Tensor, alphabet: str, length: int):
-        if not bool(allowed.any(1).all()):
-            raise UserError("a letter that nothing may follow is a dead end: allow at least one transition from each")
-        super().__init__(alphabet, length)
-        self.allowed = allowed
-
-    def moves(self, state):
-        size = self.lengths(state)
-        last = state.gather(-1, (size - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1).clamp(max=self.tokens - 1)
-        legal = self.allowed.to(state.device)[last] | (size == 0).unsqueeze(-1)
-        return super().moves(state) & legal
+        pairs = [self.alphabet[a] + self.alphabet[b] for a, b in (~self.allowed).nonzero().tolist()]
+        return Rules(Forbidden(pairs)).compile(self.alphabet, self.length).env()

@@ -117,7 +117,8 @@ class Sharpening(nn.Module):
         places = list(seen.values())
         self.scores[: len(places)], self.numbers[: len(places)] = both[places], names[places]
         self.asked += len(number.unique())
-        self.top.copy_(self.scores[: len(places)].mean())
+        few = max(1, min(len(places), int(self.asked) // 5))  # of few objects the hundred best are all
+        self.top.copy_(self.scores[:few].mean())
         return self._schedule()
 
     def _schedule(self) -> bool:

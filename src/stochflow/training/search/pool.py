@@ -5,6 +5,7 @@ P parents of a seed, L places, K letters. Growing tables are kept in the state, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,12 @@ class Pairs(Growing):
         super().__init__()
         self.letters = letters
         self.live: Tensor
+        self.least: Tensor
         self.blame: Tensor
         self.lowest: Tensor
         self.counts: Tensor
         self.register_buffer("live", torch.zeros(letters + 1, letters + 1, dtype=torch.bool))
+        self.register_buffer("least", torch.zeros(letters + 1, letters + 1, dtype=torch.bool))  # at the lowest score
         self.register_buffer("blame", torch.zeros(letters + 1, letters + 1, dtype=torch.float64))
         self.register_buffer("lowest", torch.tensor(torch.inf, dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(2, dtype=torch.float64))  # at the lowest score; all
@@ -53,6 +56,8 @@ class Pairs(Growing):
         low = min(float(self.lowest), float(scores.min()))
         if low < float(self.lowest):  # what was lowest is not any more
             self.lowest.fill_(low)
+            self.live |= self.least
+            self.least.zero_()
             self.counts[0] = 0
             self.blame.zero_()
         dead = scores.double() <= low
@@ -60,13 +65,19 @@ class Pairs(Growing):
         alive = objects[~dead]
         self.live[alive[:, :-1], alive[:, 1:]] = True
         left, right = objects[dead, :-1], objects[dead, 1:]
+        self.least[left, right] = True
         unseen = ~self.live[left, right]
         weight = unseen / unseen.sum(1, keepdim=True).clamp(min=1)
         self.blame.index_put_((left, right), weight.double(), accumulate=True)
 
+    @property
+    def matter(self) -> bool:
+        """Whether many objects have the lowest score, as where a rule makes them worthless."""
+        return float(self.counts[0]) >= DEAD * float(self.counts[1])
+
     def log_chance(self, objects: Tensor) -> Tensor:
         """How likely each object [n, L] is to score above the lowest, as far as its pairs tell: [n] log-probabilities."""
-        if float(self.counts[0]) < DEAD * float(self.counts[1]):
+        if not self.matter:
             return torch.zeros(len(objects), dtype=torch.float64)
         table = torch.where(self.live, 0.0, -0.3 - 3 * self.blame)
         table[self.letters] = 0  # padding follows padding
@@ -111,14 +122,20 @@ class Pool(Growing):
         place = torch.searchsorted(self.asked, number).clamp(max=len(self.asked) - 1)
         return self.asked[place] == number
 
-    def weights(self, focus: float) -> Tensor:
-        """[P] chances of becoming a parent: by rank (`focus` = share of the pool that counts), shared among near ones."""
-        count = len(self.scores)
-        _, inverse, sizes = (-self.scores).unique(return_inverse=True, return_counts=True)
+    @property
+    def parents(self) -> int:
+        """How many of the objects, the best first, may become parents: not those at the lowest score, where many are there."""
+        alive = int((self.scores > self.pairs.lowest).sum())
+        return alive if alive and self.pairs.matter else len(self.scores)
+
+    def weights(self, focus: Sequence[float]) -> Tensor:
+        """[F, P] chances of becoming a parent: by rank (`focus` = share of the pool that counts), shared among near ones."""
+        count = self.parents
+        scores, objects = self.scores[:count], self.objects[:count]
+        _, inverse, sizes = (-scores).unique(return_inverse=True, return_counts=True)
         rank = (sizes.cumsum(0) - sizes)[inverse].double()
-        objects = self.objects
-        near = (1 - (objects.unsqueeze(1) != objects).sum(-1) / self.distance).clamp(min=0).sum(1)
-        return torch.exp(-rank / (focus * count)) / near
+        near = (1 - distances(objects, self.pairs.letters) / self.distance).clamp(min=0).sum(1)
+        return torch.exp(-rank / (torch.tensor(focus, dtype=torch.float64).unsqueeze(1) * count)) / near
 
     def choose(self, candidates: Tensor, n: int) -> Tensor:
         """Positions of at most n candidates [m, L] nobody has asked about, different ones, likely ones first."""
@@ -127,6 +144,12 @@ class Pool(Growing):
         chance = self.pairs.log_chance(candidates[new])
         race = chance - torch.rand(len(new), dtype=torch.float64).clamp(min=1e-12).log().neg().log()
         return new[race.argsort(descending=True, stable=True)[:n]]
+
+
+def distances(objects: Tensor, letters: int) -> Tensor:
+    """[n, n] in how many places objects [n, L] differ, as a product of matrices."""
+    hot = torch.nn.functional.one_hot(objects.long(), letters + 1).flatten(1).float()
+    return objects.shape[1] - hot @ hot.T
 
 
 def first_of_each(numbers: Tensor) -> Tensor:

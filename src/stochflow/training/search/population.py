@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +23,28 @@ LEARNED = 0.97  # memory of which kinds of change were successful
 PRESSURE = 3  # rivals in a tournament of the breeding half
 
 
-class Breeder(Growing):
-    """Children for one seed's pool: half by a plain genetic algorithm on the best, half around all niches.
+class Breeding(NamedTuple):
+    """How children are made."""
 
-    The first half climbs; the second fills the space at a distance, by the kinds of change that worked lately.
+    climb: float = 0.5  # share of them by a plain genetic algorithm on the best
+    focus: tuple[float, ...] = (0.15,)  # shares of the pool that the others' parents come from, in turn
+    near: float = 0.0  # share of the others whose second parent is a near one
+    start: int = 150  # objects asked about before there is a population
+
+
+DEFAULT = Breeding()
+
+
+class Breeder(Growing):
+    """Children for one seed's pool: some by a plain genetic algorithm on the best, the others around all niches.
+
+    The first climb; the others fill the space at a distance, by the kinds of change that worked lately.
     """
 
-    def __init__(self, env: Strings, distance: int | None = None, start: int = 150, focus: float = 0.15):
+    def __init__(self, env: Strings, distance: int | None = None, how: Breeding | None = None):
         super().__init__()
         least = env.length if env.min_length is None else max(1, env.min_length)
-        self.env, self.start, self.focus = env, start, focus
+        self.env, self.how = env, how or DEFAULT
         self.letters = Letters(env.tokens, env.length, least)
         self.pool = Pool(env.length, env.tokens, distance or default_distance(env.length))
         self.credit: Tensor
@@ -43,31 +55,53 @@ class Breeder(Growing):
     def offspring(self, n: int) -> Tensor:
         """[n, L] different objects nobody asked about (repeated ones where there are no others left)."""
         pool = self.pool
-        if len(pool.asked) < self.start or len(pool.scores) < 2:
+        if len(pool.asked) < self.how.start or len(pool.scores) < 2:
             made = uniform(self.letters, OVER * n)
             if len(pool.scores):  # half near what is known
                 near = pool.objects.long()[torch.randint(len(pool.scores), (OVER * n // 2,))]
                 made[: len(near)] = vary(self.letters, near, near, torch.full((len(near),), KINDS.index("point")))
             made = self._mended(made)
             return self._filled(made[pool.choose(made, n)], made, n)
-        weights = pool.weights(self.focus)
-        around = n - n // 2
-        first = torch.multinomial(weights, OVER * around, replacement=True)
-        second = torch.multinomial(weights, OVER * around, replacement=True)
-        chance = 0.75 * self.credit / self.credit.sum() + 0.25 / len(KINDS)
-        kinds = torch.multinomial(chance, OVER * around, replacement=True)
+        climbing = round(self.how.climb * n)
+        around, kinds, parents = self._around(OVER * (n - climbing))
+        chosen = pool.choose(around, n - climbing)
+        self.kinds, self.limits = kinds[chosen], pool.scores[parents[chosen]]
+        bred = self._bred(OVER * climbing)
+        made = torch.cat([around[chosen], bred[pool.choose(bred, climbing)]])
+        return self._filled(made, torch.cat([around, bred]), n)
+
+    def _around(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates [n, L] around all niches, the kinds [n] of their change and their first parents [n]."""
+        pool, focus = self.pool, self.how.focus
+        share = [n // len(focus) + (i < n % len(focus)) for i in range(len(focus))]
+        draws = [
+            torch.multinomial(weight, 2 * m, replacement=True).view(2, m)
+            for weight, m in zip(pool.weights(focus), share, strict=True)
+            if m
+        ]
+        first, second = torch.cat(draws, 1) if draws else torch.zeros(2, 0, dtype=torch.long)
         objects = pool.objects.long()
-        near = self._mended(vary(self.letters, objects[first], objects[second], kinds))
-        chosen = pool.choose(near, around)
-        self.kinds, self.limits = kinds[chosen], pool.scores[first[chosen]]
-        best = min(len(objects), pool.niches)
-        pairs = torch.randint(best, (2, OVER * (n // 2), PRESSURE)).amin(-1)
-        bred = self._mended(cross(self.letters, objects[pairs[0]], objects[pairs[1]]))
-        made = torch.cat([near[chosen], bred[pool.choose(bred, n // 2)]])
-        return self._filled(made, torch.cat([near, bred]), n)
+        if self.how.near > 0:  # of a few random ones the nearest
+            others = torch.cat([second.unsqueeze(1), torch.randint(pool.parents, (n, 7))], 1)
+            away = (objects[others] != objects[first].unsqueeze(1)).sum(-1)
+            away = torch.where(others == first.unsqueeze(1), objects.shape[1] + 1, away)
+            nearest = others.gather(1, away.argmin(1, keepdim=True)).squeeze(1)
+            second = torch.where(torch.rand(n) < self.how.near, nearest, second)
+        chance = 0.75 * self.credit / self.credit.sum() + 0.25 / len(KINDS)
+        kinds = torch.multinomial(chance, max(1, n), replacement=True)[:n]
+        return self._mended(vary(self.letters, objects[first], objects[second], kinds)), kinds, first
+
+    def _bred(self, n: int) -> Tensor:
+        """Candidates [n, L] of tournaments among the best."""
+        objects = self.pool.objects.long()
+        best = min(self.pool.parents, self.pool.niches)
+        pairs = torch.randint(best, (2, n, PRESSURE)).amin(-1)
+        return self._mended(cross(self.letters, objects[pairs[0]], objects[pairs[1]]))
 
     def note(self, scores: Tensor) -> None:
         """The scores [n] of the last children, in their order."""
+        if not len(self.kinds):
+            return
         better = scores[: len(self.kinds)] > self.limits
         self.credit = self.credit * LEARNED + 0.02
         self.credit.index_add_(0, self.kinds, better.double())

@@ -1,0 +1,160 @@
+"""The economy of a slow oracle in a run: budgets, what was asked, known starts, and a reward found while training."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+
+import stochflow
+from stochflow.errors import UserError
+from stochflow.runs.experiment import open_run, resume
+from stochflow.scores.oracles import Cached, Host, Spent
+from stochflow.scores.rewards import Default, Linear, Sharpening
+from stochflow.worlds.strings import Strings
+
+
+class Counting:
+    """The share of A, and every text it was asked about."""
+
+    def __init__(self):
+        self.asked: list[str] = []
+
+    def __call__(self, texts):
+        self.asked += texts
+        return [t.count("A") / len(t) for t in texts]
+
+
+def small(**more):
+    return {"hidden": 16, "layers": 1, "log_every": 5, "save_every": 10, "device": "cpu"} | more
+
+
+def test_a_budget_is_never_exceeded_and_everything_asked_is_kept(tmp_path):
+    oracle = Counting()
+    done = stochflow.train(
+        stochflow.strings_task(oracle, "ACGT", 20), out=tmp_path / "run", oracle_calls=333, **small()
+    )
+    assert len(oracle.asked) == len(set(oracle.asked)) == 333 - (333 - done.summary["oracle_calls"])
+    assert 300 < done.summary["oracle_calls"] <= 333
+    kept = [json.loads(line) for line in (tmp_path / "run" / "oracle.jsonl").read_text().splitlines()]
+    assert [k["text"] for k in kept] == oracle.asked
+    before = len(oracle.asked)
+    open_run(tmp_path / "run", task=stochflow.strings_task(oracle, "ACGT", 20)).measure(final=True)
+    assert len(oracle.asked) == before  # the final look again asks about what is known
+    longer = resume(tmp_path / "run", steps=1100, task=stochflow.strings_task(oracle, "ACGT", 20))
+    assert longer.summary["oracle_calls"] <= 333
+
+
+def test_what_the_budget_still_allows_is_asked_and_stored_before_it_ends(tmp_path):
+    oracle = Counting()
+    cached = Cached(Host(oracle, Strings("ACGT", 3)), tmp_path / "answers.jsonl")
+    cached.budget = 3
+    assert cached.raw(["AAA", "CCC", "AAA"]) == [1.0, 0.0, 1.0]
+    with pytest.raises(Spent, match="budget of 3"):
+        cached.raw(["AAC", "GGG"])
+    assert oracle.asked == ["AAA", "CCC", "AAC"]
+    again = Cached(Host(oracle, Strings("ACGT", 3)), tmp_path / "answers.jsonl")
+    assert again.known == {"AAA": 1.0, "CCC": 0.0, "AAC": 2 / 3}
+    assert again.paid == 3
+
+
+def test_the_best_asked_stand_beside_the_draws(tmp_path):
+    oracle = Counting()
+    done = stochflow.train(
+        stochflow.strings_task(oracle, "ACGT", 20), out=tmp_path / "run", oracle_calls=600, **small()
+    )
+    with (tmp_path / "run" / "samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    asked = [r for r in rows if r["origin"] == "asked"]
+    best = sorted({t: t.count("A") / 20 for t in oracle.asked}.items(), key=lambda x: (-x[1], x[0]))[:100]
+    assert [(r["sequence"], float(r["score"])) for r in asked] == [(t, pytest.approx(s)) for t, s in best]
+    assert {r["origin"] for r in rows} == {"asked", "draw"}
+    assert done.summary["top_asked"] == pytest.approx(sum(s for _, s in best) / 100)
+    assert done.summary["best_asked"] == pytest.approx(best[0][1])
+    assert done.summary["apart_count"] <= 100
+    assert "--search population" in done.summary["chosen"]
+
+
+def test_known_sequences_are_asked_first(tmp_path):
+    oracle = Counting()
+    known = tmp_path / "known.txt"
+    known.write_text("A" * 20 + "\n" + "AC" * 10 + "\n")
+    stochflow.train(
+        stochflow.strings_task(oracle, "ACGT", 20), out=tmp_path / "run", oracle_calls=150, start=str(known), **small()
+    )
+    assert {"A" * 20, "AC" * 10} <= set(oracle.asked[:130])
+    (tmp_path / "bad.txt").write_text("AXA\n")
+    with pytest.raises(UserError, match=r"--start .*bad.txt"):
+        stochflow.train(
+            stochflow.strings_task(oracle, "ACGT", 20), out=tmp_path / "no", start=str(tmp_path / "bad.txt"), **small()
+        )
+
+
+def test_a_setting_that_was_given_is_left_alone_and_short_strings_are_listed(tmp_path):
+    task = stochflow.strings_task(Counting(), "ACGT", 20)
+    done = stochflow.train(task, out=tmp_path / "a", steps=4, search="none", objective="tb", **small())
+    train = done.experiment.config.train
+    assert (train.search, train.objective, train.steps) == ("none", "tb", 4)
+    short = stochflow.train(stochflow.strings_task(Counting(), "ACGT", 4), out=tmp_path / "b", steps=4, **small())
+    assert "chosen" not in short.summary
+    assert type(short.experiment.task.reward) is Default
+    own = stochflow.train(
+        stochflow.strings_task(Counting(), "ACGT", 20, reward=Linear(3.0)), out=tmp_path / "c", steps=4, **small()
+    )
+    assert own.experiment.task.reward == Linear(3.0)
+
+
+def test_a_run_with_a_found_reward_resumes_bit_for_bit(tmp_path):
+    def task():
+        return stochflow.strings_task(Counting(), "ACGT", 16)
+
+    more = small(batch=32, children=12, ask_every=2, seeds=2, look=20)
+    whole = stochflow.train(task(), out=tmp_path / "whole", steps=24, **more)
+    stochflow.train(task(), out=tmp_path / "part", steps=11, **more)
+    part = resume(tmp_path / "part", steps=24, task=task())
+    one, other = whole.experiment.trainer.state_dict(), part.experiment.trainer.state_dict()
+    assert one.keys() == other.keys()
+    for name in one:
+        if name != "oracle_calls":
+            assert torch.equal(one[name].nan_to_num(), other[name].nan_to_num()), name
+    assert any(name.startswith("reward.") for name in one)
+    assert whole.summary["law"] == part.summary["law"]
+
+
+def feed(reward: Sharpening, scores: list[float], first: int) -> None:
+    reward.observe(torch.tensor(scores), torch.arange(first, first + len(scores)))
+
+
+def test_a_found_reward_is_as_sharp_as_it_says_and_freezes_by_what_was_seen():
+    reward = Sharpening(nats=50.0, sharpness=2.0, best=10, first=100)
+    feed(reward, [0.1] * 60 + [0.2] * 40, 0)
+    assert float(reward.base) == pytest.approx(0.1)
+    assert float(reward.beta) == pytest.approx(2 * 50 / 0.1)
+    feed(reward, [0.6] * 60, 100)  # the best moved: sharpened anew, not frozen
+    assert float(reward.beta) == pytest.approx(2 * 50 / 0.5)
+    assert not bool(reward.frozen)
+    feed(reward, [0.3] * 90, 200)  # asked half as many again and the best stayed
+    assert bool(reward.frozen)
+    before = float(reward.beta)
+    feed(reward, [0.9] * 500, 400)
+    assert float(reward.beta) == before
+    assert "fixed after 250" in reward.describe()
+    score = torch.tensor([0.05, 0.1, 0.6])
+    assert torch.allclose(reward(score, score), before * torch.tensor([0.1, 0.1, 0.6]))
+
+
+def test_a_found_reward_counts_an_object_once_and_ignores_what_has_no_score():
+    reward = Sharpening(nats=10.0, best=5, first=5)
+    reward.observe(torch.tensor([1.0, 1.0, 1.0, 0.0, torch.nan]), torch.tensor([7, 7, 7, 8, 9]))
+    assert reward.scores[:2].tolist() == [1.0, 0.0]
+    assert int(reward.asked) == 2
+    with pytest.raises(UserError, match="describe no sharpening"):
+        Sharpening(nats=0.0)
+
+
+def test_beta_auto_is_refused_where_the_space_is_listed(tmp_path):
+    task = stochflow.strings_task(Counting(), "ACGT", 3, reward=Sharpening(4.0))
+    with pytest.raises(UserError, match="too large to list"):
+        stochflow.train(task, out=tmp_path / "run", steps=2, **small())
