@@ -187,9 +187,19 @@ def test_a_run_over_orders_says_what_to_expect_of_each(tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "chance of exact synthesis" in page
     assert "expected score" in page
+    assert "All three are exact" in page
     assert main(["sample", str(tmp_path / "run"), "-n", "3", "--simulate", "50", "--out", str(tmp_path / "o.csv")]) == 0
     simulated = list(csv.DictReader((tmp_path / "o.csv").open()))
     assert all(float(r["made_score"]) == pytest.approx(float(r["score"]), abs=1e-5) for r in simulated)
+
+
+def test_a_run_over_simulated_makings_says_how_many(tmp_path):
+    out = str(tmp_path / "run")
+    train(orders(as_texts(small()), makings=16), steps=1, batch=4, hidden=8, out=out)
+    rows = list(csv.DictReader((tmp_path / "run" / "samples.csv").open()))
+    assert {r["makings"] for r in rows} == {"16"}
+    assert main(["report", out]) == 0
+    assert "16 simulated makings" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_folders_from_before_are_closed_loops():

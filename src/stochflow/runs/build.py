@@ -375,5 +375,11 @@ def with_prospects(oracle: Any, rows: list[dict[str, Any]]) -> list[dict[str, An
     found = look_ahead(loop, texts)
     of = {t: (e, q) for t, e, q in zip(texts, found.exact.tolist(), found.low.tolist(), strict=True)}
     return [
-        r | {"made_exact": round(of[r["sequence"]][0], 6), "made_low": round(of[r["sequence"]][1], 6)} for r in rows
+        r
+        | {
+            "made_exact": round(of[r["sequence"]][0], 6),
+            "made_low": round(of[r["sequence"]][1], 6),
+            "makings": found.makings,  # simulated for each; 0: exact
+        }
+        for r in rows
     ]

@@ -49,6 +49,7 @@ class Designs:
     note: str  # why there are no logos, or which modes have none
     apart: int  # distance between two families
     modes: int  # how many families there are
+    makings: int = 0  # of orders: how many were simulated for each; 0: their figures are exact
 
     @property
     def orders(self) -> bool:
@@ -75,7 +76,10 @@ def read_designs(run: RunFiles) -> Designs | None:
     nearest = [None if i == 0 else int(distance[i, :i].min()) for i in range(len(texts))]
     shown = [_row(i + 1, rows[i], texts[i], nearest[i], family[i]) for i in range(min(SHOWN, len(rows)))]
     logos, note = _logos(texts, family, heads)
-    return Designs(shown, logos, len(rows), note, family_distance(texts), len(heads))
+    makings = rows[0].get("makings", "0")
+    return Designs(
+        shown, logos, len(rows), note, family_distance(texts), len(heads), int(makings) if makings.isdigit() else 0
+    )
 
 
 def _row(rank: int, row: dict[str, str], what: str, distance: int | None, family: int | None) -> Design:

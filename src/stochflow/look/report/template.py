@@ -122,7 +122,7 @@ PAGE = """{% from "figure" import figure %}
 </tbody>
 </table>
 </div>
-<p class="note">{% if run.designs.total > run.designs.rows|length %}The best {{ run.designs.rows|length }} of {{ run.designs.total }} in samples.csv. {% endif %}{% if run.designs.orders %}The score of an order is what is expected of the string that is made of it; about one made string in ten scores below the quantile. {% endif %}The log-probability is that of the way this object was built.</p>
+<p class="note">{% if run.designs.total > run.designs.rows|length %}The best {{ run.designs.rows|length }} of {{ run.designs.total }} in samples.csv. {% endif %}{% if run.designs.orders %}The score of an order is what is expected of the string that is made of it; about one made string in ten scores below the quantile. {% if run.designs.makings %}Score and quantile are those of {{ run.designs.makings }} simulated makings of each, all orders with the same random numbers; the chance is exact.{% else %}All three are exact.{% endif %} {% endif %}The log-probability is that of the way this object was built.</p>
 {% endif %}
 
 <h2>Repeat it</h2>
