@@ -6,10 +6,8 @@ Exit codes: 0 done, 1 our fault, 2 the user's (one sentence on stderr), 130 inte
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,11 +16,11 @@ import tyro
 
 from stochflow import __version__
 from stochflow.cli.complaints import parsed
+from stochflow.cli.forecast import compare_forecasts, is_forecast, report_forecast, resume_forecast, sample_forecast
 from stochflow.cli.parsing import as_config, explained, of_user, one_line, parse_task, task_and_flags
 from stochflow.cli.terminal import Progress, closing, complain, details, floor_table, plain_messages, table
 from stochflow.errors import UserError, did_you_mean
 from stochflow.files.reading import shown
-from stochflow.forecast.config import Forecast
 from stochflow.law.verdict import verdict
 from stochflow.runs.config import OBJECTIVES, TASKS, Config, Train, UserTask
 
@@ -311,6 +309,8 @@ def _saved_config(words: list[str]) -> tuple[Config | None, list[str]]:
 
 def _resume(words: list[str]) -> int:
     asked = parsed(Resume, words, prog="stochflow resume")
+    if is_forecast(asked.run):
+        return resume_forecast(asked.run, asked.steps or 0, asked.quiet)
     from stochflow.runs import experiment
     from stochflow.training.distributed import follows
 
@@ -326,6 +326,8 @@ def _sample(words: list[str]) -> int:
     asked = parsed(Sample, words, prog="stochflow sample")
     if asked.n < 1:
         raise UserError(f"-n is {asked.n}, but at least one object must be drawn")
+    if is_forecast(asked.run):
+        return sample_forecast(asked.run, asked.n, asked.seed, asked.out)
     kind: str = asked.format
     if kind == "auto":
         by_name = {".fasta": "fasta", ".fa": "fasta", ".json": "json"}
@@ -384,6 +386,8 @@ def _floor(words: list[str]) -> int:
 
 def _report(words: list[str]) -> int:
     asked = parsed(Report, words, prog="stochflow report")
+    if len(asked.runs) == 1 and is_forecast(asked.runs[0]):
+        return report_forecast(asked.runs[0], asked.out)
     from stochflow.look.report import report_command
 
     return report_command(asked.runs, asked.out)
@@ -391,6 +395,8 @@ def _report(words: list[str]) -> int:
 
 def _compare(words: list[str]) -> int:
     asked = parsed(Compare, words, prog="stochflow compare")
+    if asked.runs and all(is_forecast(run) for run in asked.runs):
+        return compare_forecasts(asked.runs)
     from stochflow.look.compare import compare_command
 
     return compare_command(asked.runs, asked.out, asked.json)
@@ -403,48 +409,10 @@ def _watch(words: list[str]) -> int:
     return watch_command(asked.run, asked.port, asked.every)
 
 
-def _tell(show: Progress, look: Any, out: Path) -> None:
-    """A forecast trains several times over: each time is named, and has the progress line of a run."""
-    if show.quiet:
-        return
-    if show.path is None:
-        show.start(out, 0, look.steps)
-    if look.step == 0:
-        show.begun, show.spoken = time.monotonic(), False
-        print(look.stage, flush=True) if show.bar is None else show.bar.console.print(
-            look.stage, markup=False, highlight=False
-        )
-        return
-    if show.bar is not None:
-        show.bar.update(show.row, total=look.steps)
-    show.update({"step": look.step, "loss": look.loss}, look.steps)
-
-
 def _forecast(words: list[str]) -> int:
-    fields = [
-        (
-            "data",
-            Annotated[str, tyro.conf.Positional, explained("CSV of unique_id, ds, y, or a shipped series")],
-            field(default="co2"),
-        ),
-        ("settings", Forecast, field(default=Forecast())),
-        ("out", Annotated[Path, explained("folder to write; it must not exist yet")], field(default=Path("forecast"))),
-        ("quiet", Annotated[bool, explained("say only the final figures")], field(default=False)),
-    ]
-    made = dataclasses.make_dataclass("forecast", fields, frozen=True)
-    made.__doc__ = inspect.getdoc(Forecast)
-    asked: Any = parsed(made, words, prog="stochflow forecast", config=(tyro.conf.OmitArgPrefixes,))
-    asked.settings.check()
-    from stochflow.forecast import forecast_command
+    from stochflow.cli.forecast import run_forecast
 
-    show = Progress(asked.quiet)
-    with show:
-        done = forecast_command(asked.settings, asked.data, asked.out, lambda look: _tell(show, look, asked.out))
-    print(done.summary if asked.quiet else "\n" + done.summary)
-    print("\nwritten:")
-    for file in done.files:
-        print(f"  {shown(file)}")
-    return 0
+    return run_forecast(words)
 
 
 def _design(words: list[str]) -> int:

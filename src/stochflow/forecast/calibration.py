@@ -36,13 +36,16 @@ def lag_correlation(errors: np.ndarray) -> float:
     return float((a * b).sum() / size) if size > 0 else float("nan")
 
 
-def first_passage(drawn: np.ndarray, truth: np.ndarray) -> float:
-    """Mean over windows of the error (Brier) of P(the path rises above the median of its maxima by step h), over steps."""
+def first_passage(drawn: np.ndarray, truth: np.ndarray, bars: np.ndarray | None = None) -> float:
+    """Mean over windows of the error (Brier) of P(the path rises above a bar by step h), over steps.
+
+    `bars` [W]: the same for all forecasters that are compared; by default the median of the sampled maxima, which only tells of calibration.
+    """
     whole = np.isfinite(truth).all(1)
     drawn, truth = drawn[whole], truth[whole]
     if not len(truth):
         return float("nan")
-    bar = np.median(drawn.max(2), 1)
+    bar = np.median(drawn.max(2), 1) if bars is None else bars[whole]
     passed = np.maximum.accumulate(drawn > bar[:, None, None], axis=2).mean(1)
     real = np.maximum.accumulate(truth > bar[:, None], axis=1)
     return float(np.square(passed - real).mean())

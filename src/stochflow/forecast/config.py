@@ -9,6 +9,7 @@ from typing import Literal
 
 from stochflow.errors import UserError
 
+RIVALS = ("naive", "ets", "theta", "arima", "mstl")
 Mode = Literal["nll", "mse", "mae", "mix"]
 
 
@@ -29,7 +30,8 @@ class Forecast:
     mix: float = 0.5
     """weight of the likelihood in mode mix, between 0 and 1"""
     beta: float = 0.0
-    """sharpness of the error reward; 0: half the horizon, which gives each step the spread of the training errors"""
+    """with --score: futures in proportion to P exp(BETA score), 1 by default; in modes mse, mae, mix the sharpness of the error reward (0: half the
+    horizon, which gives each step the spread of the training errors)"""
     encoder: Literal["transformer", "mlp"] = "transformer"
     """how the past is read"""
     location: Literal["auto", "mean", "last", "seasonal", "shifted"] = "auto"
@@ -64,6 +66,8 @@ class Forecast:
     """rolling origins of the back-test; 0: none"""
     refit: bool = False
     """learn anew at every origin of the back-test, and not only before the first"""
+    rivals: tuple[str, ...] = ("naive",)
+    """what the back-test shows beside ours: naive, and from statsforecast ets, theta, arima, mstl"""
     levels: tuple[int, ...] = (80, 95)
     """prediction intervals, in percent"""
     samples: int = 1000
@@ -93,6 +97,8 @@ class Forecast:
         self._need("mix", 0 < self.mix < 1, "a weight between 0 and 1")
         self._need("stick", 0 <= self.stick < 1, "a probability of at least 0 and below 1")
         self._need("bins", 4 <= self.bins <= 256, "between 4 and 256")
+        for rival in self.rivals:
+            self._need("rivals", rival in RIVALS, "names among " + ", ".join(RIVALS))
         for level in self.levels:
             self._need("levels", 0 < level < 100 and not math.isnan(level), "percentages between 0 and 100")
         for name, words in _CHOICES.items():

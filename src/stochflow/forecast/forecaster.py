@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from stochflow import __version__
 from stochflow.errors import UserError, did_you_mean
-from stochflow.forecast import report
+from stochflow.forecast import report, rivals
+from stochflow.forecast.calibration import joint
 from stochflow.forecast.config import FLAGS, Forecast
-from stochflow.forecast.frame import SHIPPED, Columns, need_pandas, read, read_csv, shipped
+from stochflow.forecast.frame import Columns, need_pandas, read, shipped
 from stochflow.forecast.location import Plan
 from stochflow.forecast.prior import Prior, learn
 from stochflow.forecast.prior import sample as sample_paths
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stochflow.forecast.tilt import Probability, Score
     from stochflow.forecast.tilted import Tilted
 
-__all__ = ["Backtest", "Forecast", "Forecasted", "Forecaster", "forecast_command", "shipped"]
+__all__ = ["Backtest", "Forecast", "Forecaster", "shipped"]
 
 log = logging.getLogger("stochflow")
 
@@ -90,6 +90,13 @@ class Forecaster:
         self.tracks, self.stamps, self.skipped = self._long_enough(tracks, stamps)
         self._check_log(self.tracks)
         self.limits = limits(self.tracks, s.support)
+        with one_thread():
+            self._fit()
+        return self
+
+    def refit(self) -> Forecaster:
+        """Learn again from the same tracks, with the present settings."""
+        self._need()
         with one_thread():
             self._fit()
         return self
@@ -324,7 +331,7 @@ class Forecaster:
         table.insert(2, "cutoff", np.repeat(np.array(cutoffs, dtype=object), s.horizon))
         table["cutoff"] = table["cutoff"].infer_objects()
         table.insert(3, s.target_col, truth.reshape(-1))
-        return Backtest(table, drawn, truth, earlier, left)
+        return Backtest(table, drawn, truth, earlier, left, tracks, ends)
 
     def cross_validation(
         self, frame: pd.DataFrame, n_windows: int | None = None, step_size: int | None = None, refit: bool = True
@@ -461,6 +468,19 @@ class Forecaster:
 
         return tilted.probability(self, score, at_least, series, frame, until, draws, steps, None)[0]
 
+    def save(self, folder: str | Path) -> Path:
+        """Write `model.safetensors` and `model.json` into a folder; nothing is pickled."""
+        from stochflow.forecast import saved
+
+        return saved.save(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Forecaster:
+        """The forecaster that `save` wrote."""
+        from stochflow.forecast import saved
+
+        return saved.load(folder)
+
     def _past(self, frame: pd.DataFrame | None, until: Any) -> tuple[list[Track], list[list[Any]]]:
         self._need()
         if frame is None:
@@ -497,6 +517,8 @@ class Backtest(NamedTuple):
     truth: np.ndarray  # [windows, horizon]
     forecaster: Forecaster  # what was fitted before the first origin
     skipped: list[str]  # series with too few values before it
+    tracks: list[Track]
+    ends: list[list[int]]  # rows before each forecast, of each track
 
     @property
     def names(self) -> list[str]:
@@ -512,73 +534,26 @@ class Backtest(NamedTuple):
         """MASE, CRPS, pinball loss and 80 % coverage of the pooled futures."""
         return self.forecaster.measure(self.samples, self.truth, self.names)
 
+    def joint(self) -> dict[str, float]:
+        """Whether futures hold together: coverage of totals, maxima and differences, correlations, scores of whole paths."""
+        scale = {t.name: report.scaled(t.y, 1) for t in self.tracks}
+        return joint(self.samples, self.truth, np.array([scale[n] for n in self.names]))
+
+    def against(self, names: Sequence[str]) -> pd.DataFrame:
+        """CRPS of rivals beside ours: over all, per series and per step, with intervals of the differences."""
+        season, horizon = self.forecaster.schema.season, self.truth.shape[1]
+        found = {}
+        for name in names:
+            made = [
+                rivals.forecasts(name, t, e, season, horizon)
+                for t, at in zip(self.tracks, self.ends, strict=True)
+                for e in at
+            ]
+            found[name] = rivals.normal_crps(self.truth, *(np.stack(x) for x in zip(*made, strict=True)))
+        return rivals.compared(report.crps(self.samples, self.truth), found, self.names)
+
 
 def _device(word: str) -> torch.device:
     if word == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda was asked for, but torch sees no CUDA device: use --device cpu")
     return torch.device("cuda" if word == "cuda" or (word == "auto" and torch.cuda.is_available()) else "cpu")
-
-
-# the command --------------------------------------------------------------------------------------------------------
-
-
-class Forecasted(NamedTuple):
-    """What `forecast_command` leaves: its folder, the figures of the back-test, the forecasts, the files in the folder."""
-
-    path: Path
-    metrics: dict[str, Any]
-    table: pd.DataFrame
-    files: list[Path]
-
-    @property
-    def summary(self) -> str:
-        """The figures and the first forecasts, in a few lines."""
-        return report.summary(self.metrics, self.table)
-
-
-def forecast_command(
-    settings: Forecast, data: str | Path | None = None, out: str | Path = "forecast", watch: Watch | None = None
-) -> Forecasted:
-    """Read, back-test over rolling origins, train on everything, forecast, and write the folder: all of it or nothing.
-
-    `data` is a CSV file, the name of a shipped series, or None for the monthly CO2 at Mauna Loa. `watch` is called as training goes on.
-    """
-    settings.check()
-    target = Path(out)
-    word = "co2" if data is None else str(data)
-    frame = shipped(word) if word in SHIPPED and not Path(word).exists() else read_csv(word)
-    if settings.origins:
-        report.need_metrics()
-    with report.whole_folder(target) as folder:  # refuses a folder in use before anything is trained
-        forecaster = Forecaster(settings, watch=watch)
-        metrics: dict[str, Any] = {}
-        if settings.origins:
-            tested = forecaster.backtest(frame)
-            tested.table.to_csv(folder / "backtest.csv", index=False)
-            metrics = tested.measure()
-        forecaster.fit(frame)
-        table = forecaster.predict()
-        table.to_csv(folder / "forecasts.csv", index=False)
-        np.save(folder / "samples.npy", forecaster.sample(), allow_pickle=False)
-        history = {t.name: (when, t.y) for t, when in zip(forecaster.tracks, forecaster.stamps, strict=True)}
-        report.fan_chart(
-            folder / "fan.png", history, table, settings.levels, max(6 * settings.horizon, forecaster.window)
-        )
-        report.write_json(folder / "metrics.json", metrics)
-        fitted = forecaster._need()
-        told: dict[str, Any] = {
-            "data": word,
-            "window": forecaster.window,
-            "season": forecaster.schema.season,
-            "location": settings.location,
-            "skipped": forecaster.skipped,
-        }
-        told |= {
-            "steps": fitted.steps,
-            "temperature": fitted.temperature,
-            "share": fitted.share,
-            "version": __version__,
-        }
-        told |= forecaster.prior.chosen
-        report.write_json(folder / "config.json", {"forecast": dataclasses.asdict(settings), "chosen": told})
-    return Forecasted(target, metrics, table, sorted(target.iterdir()))

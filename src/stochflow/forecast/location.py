@@ -21,7 +21,8 @@ from stochflow.worlds.series import Track
 
 POWERS = (1.0, 0.5, 0.0)  # of a transformation: as it is, square root, logarithm
 CHOSEN_ON = 2500  # last rows on which filters are chosen
-MOST_ORIGINS = 400  # of a series, from which errors are learned
+MOST_ORIGINS = 4000  # of a series, from which errors are learned; fewer of each in a panel
+MOST_ERRORS = 200_000  # origins of all series together, but at least 200 of each
 CELLS = 4_000_000  # forecasts of members held at once
 UNREST = 0.08  # weight of the newest error in the recent variance
 UNREST_POWERS = (0.0, 0.3, 0.6, 1.0)
@@ -219,7 +220,8 @@ def fit(tracks: Sequence[Track], power: np.ndarray, plan: Plan) -> tuple[Ensembl
     first = offset + np.array([plan.warm(n) for n in rows])
     last = u.shape[1] - plan.horizon
     columns = np.arange(max(int(first.min()), 1), last + 1)
-    thin = max(1, -(-len(columns) // MOST_ORIGINS))
+    most = min(MOST_ORIGINS, max(MOST_ERRORS // len(tracks), 200))
+    thin = max(1, -(-len(columns) // most))
     columns = columns[::-1][::thin][::-1]
     shape = regression.layout(int(np.median(rows)), tuple(m for m in plan.seasons if m > 1), plan.long, plan.horizon)
     n = len(tracks)

@@ -21,6 +21,9 @@ from stochflow.types import plain
 if TYPE_CHECKING:
     import pandas as pd
 
+    from stochflow.forecast.config import Forecast
+    from stochflow.forecast.tilted import Tilted
+
 QUANTILES = tuple(i / 10 for i in range(1, 10))
 
 
@@ -61,13 +64,13 @@ def measure(
     `past`: the values of each series before the first origin, which scale MASE. CRPS and pinball are in the series' units.
     """
     seen = np.isfinite(truth)
-    scale = {name: _scaled(past[name], season) for name in set(names)}
+    scale = {name: scaled(past[name], season) for name in set(names)}
     each = np.array([scale[name] for name in names])[:, None]
     off = np.abs(np.median(drawn, axis=1) - truth)
     low, high = np.quantile(drawn, [0.5 - level / 200, 0.5 + level / 200], axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = off / each
-    windows = [float(np.mean(w[s])) for w, s in zip(scaled, seen, strict=True) if s.any()]
+        relative = off / each
+    windows = [float(np.mean(w[s])) for w, s in zip(relative, seen, strict=True) if s.any()]
     return {
         "mase": float(np.mean(windows)),
         "crps": float(np.nanmean(crps(drawn, truth))),
@@ -76,7 +79,7 @@ def measure(
     }
 
 
-def _scaled(y: np.ndarray, season: int) -> float:
+def scaled(y: np.ndarray, season: int) -> float:
     """Mean absolute error of the seasonal naive forecast over a past."""
     change = np.abs(y[season:] - y[:-season])
     change = change[np.isfinite(change)]
@@ -93,6 +96,16 @@ TOLD = {
     "crps": "CRPS, in the series' units",
     "pinball": "pinball loss at 0.1 to 0.9, in the series' units",
     "coverage_80": "share of values within the 80 % interval",
+    "coverage_80_total": "share of totals over the horizon within the 80 % interval",
+    "coverage_80_maximum": "share of maxima over the horizon within the 80 % interval",
+    "coverage_80_difference": "share of last minus first within the 80 % interval",
+    "lag_1_real": "correlation of neighbouring errors, real",
+    "lag_1_sampled": "correlation of neighbouring errors, in the futures",
+    "growth_real": "errors of the last third of the steps beside the first, real",
+    "growth_sampled": "errors of the last third of the steps beside the first, in the futures",
+    "first_passage": "Brier score of first passages",
+    "energy": "energy score of paths, in units of a series' mean change",
+    "variogram": "variogram score of paths, likewise",
     "windows": "rolling origins times series",
     "forecasts": "values forecast and known",
 }
@@ -105,56 +118,85 @@ def summary(metrics: dict[str, Any], table: pd.DataFrame, rows: int = 12) -> str
         lines.append("back-test")
         lines += [f"  {TOLD.get(key, key):<72} {number(value)}" for key, value in metrics.items()]
         lines.append("")
-    first = table[table["unique_id"] == table["unique_id"].iloc[0]][:rows]
-    shown = first.drop(columns="unique_id").to_string(index=False, float_format=lambda v: f"{v:.5g}")
-    others = table["unique_id"].nunique() - 1
+    name = table.columns[0]  # of the series
+    first = table[table[name] == table[name].iloc[0]][:rows]
+    shown = first.drop(columns=name).to_string(index=False, float_format=lambda v: f"{v:.5g}")
+    others = table[name].nunique() - 1
     left = len(table) // (others + 1) - len(first)
-    lines.append(
-        f"forecast of {table['unique_id'].iloc[0]}" + (f", its first {rows} steps of {rows + left}" if left else "")
-    )
+    lines.append(f"forecast of {table[name].iloc[0]}" + (f", its first {rows} steps of {rows + left}" if left else ""))
     lines += ["  " + line for line in shown.splitlines()]
     if others:
         lines.append(f"  and {others} more series in forecasts.csv")
     return "\n".join(lines)
 
 
+SHOWN_PATHS = 12  # futures that a fan shows
+AT_MOST = 6  # series
+
+
 def fan_chart(
     path: Path,
     history: dict[str, tuple[list[Any], np.ndarray]],
     table: pd.DataFrame,
-    levels: tuple[int, ...],
+    settings: Forecast,
     recent: int,
+    drawn: np.ndarray,
 ) -> None:
-    """Each series' last `recent` values, the median, and the intervals as a fan; at most six series."""
-    matplotlib = plain_matplotlib()
-    matplotlib.use("Agg")
+    """Each series' last `recent` values, the median, the intervals as a fan, and some futures [series, samples, horizon]; at most six series."""
+    plain_matplotlib()
     import matplotlib.pyplot as plt
 
-    shown = list(history)[:6]
+    shown, s = list(history)[:AT_MOST], settings
     figure, axes = plt.subplots(len(shown), 1, figsize=(8, 3.2 * len(shown)), squeeze=False, layout="constrained")
-    for axis, name in zip(axes[:, 0], shown, strict=True):
+    for i, (axis, name) in enumerate(zip(axes[:, 0], shown, strict=True)):
         stamps, values = history[name]
-        part = table[table["unique_id"] == name]
+        part = table[table[s.id_col] == name]
         axis.plot(stamps[-recent:], values[-recent:], color="black", lw=1.2, label="observed")
-        for level in sorted(levels, reverse=True):
-            axis.fill_between(
-                part["ds"],
-                part[f"stochflow-lo-{level}"],
-                part[f"stochflow-hi-{level}"],
-                color="tab:blue",
-                alpha=0.18 + 0.12 * (level < max(levels)),
-                lw=0,
-                label=f"{level} %",
-            )
-        axis.plot(part["ds"], part["stochflow"], color="tab:blue", lw=1.6, label="median")
-        axis.set_title(name, loc="left", fontsize=10)
-        axis.legend(loc="upper left", fontsize=8, frameon=False, ncols=2 + len(levels))
-        axis.margins(x=0.01, y=0.15)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-        axis.tick_params(labelsize=8)
+        _fan(axis, part[s.time_col], part, "stochflow", s.levels, "tab:blue", "median")
+        axis.plot(part[s.time_col], drawn[i, :SHOWN_PATHS].T, color="tab:blue", lw=0.4, alpha=0.6)
+        _dress(axis, name, s.levels)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def tilt_chart(path: Path, history: tuple[list[Any], np.ndarray], tilted: Tilted, recent: int) -> None:
+    """Fan against fan: tilted futures beside the forecaster's own."""
+    plain_matplotlib()
+    import matplotlib.pyplot as plt
+
+    table = tilted.table()
+    figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    axis.plot(history[0][-recent:], history[1][-recent:], color="black", lw=1.2, label="observed")
+    level = tilted.levels[:1]
+    _fan(axis, table["ds"], table, "stochflow", level, "tab:blue", "forecast")
+    _fan(axis, table["ds"], table, "tilted", level, "tab:red", "tilted")
+    axis.plot(table["ds"], tilted.paths[:SHOWN_PATHS].T, color="tab:red", lw=0.4, alpha=0.6)
+    _dress(axis, tilted.series, level)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _fan(axis: Any, stamps: Any, table: Any, name: str, levels: tuple[int, ...], color: str, words: str) -> None:
+    for level in sorted(levels, reverse=True):
+        axis.fill_between(
+            stamps,
+            table[f"{name}-lo-{level}"],
+            table[f"{name}-hi-{level}"],
+            color=color,
+            alpha=0.18 + 0.12 * (level < max(levels)),
+            lw=0,
+            label=f"{level} %",
+        )
+    axis.plot(stamps, table[name], color=color, lw=1.6, label=words)
+
+
+def _dress(axis: Any, name: str, levels: tuple[int, ...]) -> None:
+    axis.set_title(name.replace("$", r"\$"), loc="left", fontsize=10)
+    axis.legend(loc="upper left", fontsize=8, frameon=False, ncols=2 + 2 * len(levels))
+    axis.margins(x=0.01, y=0.15)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    axis.tick_params(labelsize=8)
 
 
 @contextmanager

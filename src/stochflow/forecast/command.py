@@ -1,0 +1,246 @@
+"""The command: read, back-test, learn, forecast, tilt, and leave a folder that can be opened again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from stochflow import __version__
+from stochflow.errors import UserError
+from stochflow.files.reading import shown
+from stochflow.forecast import report
+from stochflow.forecast.config import Forecast
+from stochflow.forecast.forecaster import Forecaster
+from stochflow.forecast.frame import SHIPPED, read_csv, shipped
+from stochflow.forecast.page import write_page
+from stochflow.forecast.training import Watch
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from stochflow.forecast.tilted import Tilted
+
+Score = Callable[[np.ndarray], np.ndarray]
+
+
+class Tilt(NamedTuple):
+    """What futures are asked for beside the forecaster's own."""
+
+    score: Score
+    name: str
+    beta: float = 0.0
+    at_least: float | None = None  # the probability that the score reaches this is asked for
+    series: str | None = None
+
+
+class Forecasted(NamedTuple):
+    """What `forecast_command` leaves: its folder, the figures of the back-test, the forecasts, the files in the folder."""
+
+    path: Path
+    metrics: dict[str, Any]
+    table: pd.DataFrame
+    files: list[Path]
+
+    @property
+    def summary(self) -> str:
+        """The figures and the first forecasts, in a few lines."""
+        return report.summary(self.metrics, self.table)
+
+
+def forecast_command(
+    settings: Forecast,
+    data: str | Path | None = None,
+    out: str | Path = "forecast",
+    watch: Watch | None = None,
+    model: str | Path | None = None,
+    tilt: Tilt | None = None,
+) -> Forecasted:
+    """Read, back-test over rolling origins, learn from everything, forecast, and write the folder: all of it or nothing.
+
+    `data` is a CSV file, the name of a shipped series, or None for the monthly CO2 at Mauna Loa. `watch` is called as training goes on.
+    `model`: the folder of an earlier forecast, whose forecaster is used on `data` (or on its own past) without learning anything.
+    """
+    settings.check()
+    target = Path(out)
+    if model is not None:
+        forecaster, word = Forecaster.load(model), str(model)
+        settings = forecaster.settings
+        frame = None if data is None else _frame(str(data))
+        with report.whole_folder(target) as folder:
+            return _written(folder, target, forecaster, frame, {}, word, tilt)
+    word = "co2" if data is None else str(data)
+    frame = _frame(word)
+    if settings.origins:
+        report.need_metrics()
+    with report.whole_folder(target) as folder:  # refuses a folder in use before anything is trained
+        forecaster = Forecaster(settings, watch=watch)
+        metrics: dict[str, Any] = {}
+        if settings.origins:
+            metrics = _tested(forecaster, frame, folder)
+        forecaster.fit(frame)
+        return _written(folder, target, forecaster, None, metrics, word, tilt)
+
+
+def _frame(word: str) -> pd.DataFrame:
+    return shipped(word) if word in SHIPPED and not Path(word).exists() else read_csv(word)
+
+
+def _tested(forecaster: Forecaster, frame: pd.DataFrame, folder: Path) -> dict[str, Any]:
+    """The back-test's figures; its table, its scores per window and the rivals are written."""
+    import pandas
+
+    s = forecaster.settings
+    tested = forecaster.backtest(frame)
+    tested.table.to_csv(folder / "backtest.csv", index=False)
+    value = report.crps(tested.samples, tested.truth)
+    cutoffs = tested.table["cutoff"][:: s.horizon]
+    windows = pandas.DataFrame({"unique_id": tested.names, "cutoff": list(cutoffs), "crps": np.nanmean(value, 1)})
+    windows.to_csv(folder / "windows.csv", index=False)
+    if s.rivals:
+        tested.against(s.rivals).to_csv(folder / "rivals.csv", index=False)
+    figures = {**tested.measure(), **tested.joint()}
+    if tested.skipped:
+        figures["series_left_out"] = len(tested.skipped)
+    return figures
+
+
+def _written(
+    folder: Path, target: Path, forecaster: Forecaster, frame: Any, metrics: dict[str, Any], word: str, tilt: Tilt | None
+) -> Forecasted:  # fmt: skip
+    table = forecaster.predict(frame)
+    drawn = forecaster.sample(frame)
+    table.to_csv(folder / "forecasts.csv", index=False)
+    np.save(folder / "samples.npy", drawn, allow_pickle=False)
+    tracks, stamps = forecaster._past(frame, None)
+    history = {t.name: (forecaster.schema.shown(when), t.y) for t, when in zip(tracks, stamps, strict=True)}
+    settings = forecaster.settings
+    recent = max(6 * settings.horizon, forecaster.window)
+    report.fan_chart(folder / "fan.png", history, table, settings, recent, drawn)
+    if tilt is not None:
+        found, tilted = tilted_futures(forecaster, tilt, frame)
+        metrics = {**metrics, **found}
+        tilted.table().to_csv(folder / "tilted.csv", index=False)
+        np.save(folder / "tilted.npy", tilted.paths, allow_pickle=False)
+        report.tilt_chart(folder / "tilted.png", history[tilted.series], tilted, recent)
+    report.write_json(folder / "metrics.json", metrics)
+    fitted = forecaster._need()
+    told: dict[str, Any] = {
+        "data": word,
+        "window": forecaster.window,
+        "season": forecaster.schema.season,
+        "location": settings.location,
+        "skipped": forecaster.skipped,
+    }
+    told |= {"steps": fitted.steps, "temperature": fitted.temperature, "share": fitted.share, "version": __version__}
+    told |= forecaster.prior.chosen
+    report.write_json(folder / "config.json", {"forecast": dataclasses.asdict(settings), "chosen": told})
+    forecaster.save(folder)
+    write_page(folder, title=target.name)
+    return Forecasted(target, metrics, table, sorted(target / p.name for p in folder.iterdir()))
+
+
+def tilted_futures(forecaster: Forecaster, tilt: Tilt, frame: Any) -> tuple[dict[str, Any], Tilted]:
+    """(figures, futures) of a tilt; with a level to reach, of the futures that reach it."""
+    from stochflow.forecast import tilted
+
+    if tilt.at_least is not None:
+        found, made = tilted.probability(
+            forecaster, tilt.score, tilt.at_least, tilt.series, frame, None, 20_000, 100, None
+        )
+        figures = {"event": f"{tilt.name} >= {tilt.at_least:g}", "event_probability": found.value}
+        figures |= {
+            "event_low": found.low,
+            "event_high": found.high,
+            "event_hits": found.hits,
+            "event_draws": found.draws,
+        }
+        if not len(made.paths):
+            raise UserError(
+                f"no future of {found.draws} reached {tilt.name} >= {tilt.at_least:g} (probability below {found.high:.2g}): give a nearer level"
+            )
+        return figures, made
+    made = forecaster.tilt(tilt.score, tilt.beta, tilt.series, frame=frame)
+    figures = {"tilt": f"{tilt.name}, beta {tilt.beta:g}", "tilt_effective": made.effective, "tilt_log_z": made.log_z}
+    own = np.asarray(tilt.score(made.own), dtype=np.float64)
+    return {**figures, "score_tilted": made.mean(tilt.score), "score_own": float(own.mean())}, made
+
+
+# folders --------------------------------------------------------------------------------------------------------------
+
+
+def is_forecast(folder: str | Path) -> bool:
+    """Whether a folder is one of `stochflow forecast`."""
+    return (Path(folder) / "model.json").is_file() and (Path(folder) / "forecasts.csv").is_file()
+
+
+def sample_folder(folder: Path, n: int, seed: int, out: Path | None) -> str:
+    """`n` futures of each series of a saved forecast as a long table (unique_id, sample, ds, value): written, or as text."""
+    import pandas
+
+    forecaster = Forecaster.load(folder)
+    forecaster.settings = dataclasses.replace(forecaster.settings, samples=n, seed=forecaster.settings.seed + seed)
+    drawn = forecaster.sample()
+    when = forecaster.ahead(forecaster.tracks, forecaster.stamps)
+    parts = [
+        pandas.DataFrame(
+            {
+                "unique_id": track.name,
+                "sample": np.repeat(np.arange(len(paths)), len(stamps)),
+                "ds": stamps * len(paths),
+                "value": paths.reshape(-1),
+            }
+        )
+        for track, paths, stamps in zip(forecaster.tracks, drawn, when, strict=True)
+    ]
+    table = pandas.concat(parts)
+    if out is None:
+        return table.to_csv(index=False)
+    table.to_csv(out, index=False)
+    return f"{len(table)} rows written to {shown(out)}\n"
+
+
+def resume_folder(folder: Path, steps: int, watch: Watch | None = None) -> str:
+    """Learn again from the data that a saved forecast keeps, with up to `steps` training iterations, and write its forecasts and its page anew."""
+    forecaster = Forecaster.load(folder)
+    old = forecaster.settings.steps
+    if steps and steps <= old:
+        raise UserError(f"{shown(folder)} was allowed {old} training iterations: give more with --steps")
+    forecaster.settings = dataclasses.replace(forecaster.settings, steps=steps or old)
+    forecaster.watch = watch or forecaster.watch
+    forecaster.refit()
+    forecaster.predict().to_csv(folder / "forecasts.csv", index=False)
+    np.save(folder / "samples.npy", forecaster.sample(), allow_pickle=False)
+    forecaster.save(folder)
+    write_page(folder, title=folder.name)
+    fitted = forecaster._need()
+    return f"learned for {fitted.steps} of at most {forecaster.settings.steps} iterations; the network is followed by {fitted.share:g}"
+
+
+def compare_folders(folders: list[Path]) -> str:
+    """Back-tests side by side: mean CRPS over the windows that all share, and the difference from the first with a 95 % interval."""
+    import pandas
+
+    tables = []
+    for folder in folders:
+        if not (folder / "windows.csv").is_file():
+            raise UserError(f"{shown(folder)} holds no back-test: forecast it with --origins above 0")
+        tables.append(pandas.read_csv(folder / "windows.csv").set_index(["unique_id", "cutoff"])["crps"])
+    joined = pandas.concat(tables, axis=1, join="inner", keys=range(len(tables))).dropna()
+    if not len(joined):
+        raise UserError("these forecasts have no window in common: back-test them on the same series and origins")
+    dice = np.random.default_rng(0)
+    lines = [f"CRPS over {len(joined)} windows that all share (lower is better)"]
+    for i, folder in enumerate(folders):
+        line = f"  {shown(folder):<40} {joined[i].mean():.5g}"
+        if i:
+            off = (joined[i] - joined[0]).to_numpy()
+            means = off[dice.integers(len(off), size=(1000, len(off)))].mean(1)
+            low, high = np.quantile(means, [0.025, 0.975])
+            words = "no difference beyond noise" if low <= 0 <= high else "better" if high < 0 else "worse"
+            line += f"   {off.mean():+.4g} from the first ({low:+.4g} to {high:+.4g}): {words}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
