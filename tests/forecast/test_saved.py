@@ -134,7 +134,7 @@ def test_figures_of_paths_on_a_walk_that_is_known():
     drawn, truth = dice.normal(size=(300, 100, 8)).cumsum(-1), dice.normal(size=(300, 8)).cumsum(-1)
     pytest.importorskip("scoringrules")
     found = joint(drawn, truth)
-    assert all(0.73 < found[f"coverage_80_{k}"] < 0.87 for k in ("total", "maximum", "difference"))
+    assert all(0.7 < found[f"coverage_80_{k}"] < 0.9 for k in ("total", "maximum", "difference"))
     assert found["lag_1_real"] == pytest.approx(found["lag_1_sampled"], abs=0.06)
     assert found["growth_real"] == pytest.approx(found["growth_sampled"], rel=0.15)
     loose = dice.normal(size=drawn.shape) * np.sqrt(np.arange(1, 9))  # right widths, no correlation

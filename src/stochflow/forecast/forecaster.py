@@ -479,7 +479,7 @@ class Forecaster:
         """The forecaster that `save` wrote."""
         from stochflow.forecast import saved
 
-        return saved.load(folder)
+        return saved.load(folder, cls)
 
     def _past(self, frame: pd.DataFrame | None, until: Any) -> tuple[list[Track], list[list[Any]]]:
         self._need()

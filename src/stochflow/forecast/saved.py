@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from stochflow.errors import UserError
 from stochflow.files.reading import read_bytes, read_json, shown
 from stochflow.forecast.config import Forecast
-from stochflow.forecast.forecaster import Forecaster
 from stochflow.forecast.frame import Schema, need_pandas
 from stochflow.forecast.location import Ensemble, Plan
 from stochflow.forecast.prior import Prior
@@ -32,6 +31,9 @@ from stochflow.scores.rewards import Linear
 from stochflow.types import Task
 from stochflow.worlds.paths import Paths
 from stochflow.worlds.series import Bins, Cut, Nearness, Track
+
+if TYPE_CHECKING:
+    from stochflow.forecast.forecaster import Forecaster
 
 FORMAT = 1
 ARRAYS, TEXT = "model.safetensors", "model.json"
@@ -120,8 +122,8 @@ def _prior(prior: Prior) -> dict[str, Any]:
 # reading --------------------------------------------------------------------------------------------------------------
 
 
-def load(folder: str | Path) -> Forecaster:
-    """The forecaster that `save` wrote; running it runs no code of the folder."""
+def load(folder: str | Path, kind: type[Forecaster]) -> Forecaster:
+    """The forecaster (of this class) that `save` wrote; running it runs no code of the folder."""
     from safetensors import SafetensorError
     from safetensors.torch import load as unpacked
 
@@ -137,7 +139,7 @@ def load(folder: str | Path) -> Forecaster:
         )
     try:
         arrays = unpacked(read_bytes(folder / ARRAYS, MOST, in_folder=True))
-        return _rebuilt(told, arrays)
+        return _rebuilt(told, arrays, kind)
     except UserError:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as problem:
@@ -146,8 +148,8 @@ def load(folder: str | Path) -> Forecaster:
         ) from None
 
 
-def _rebuilt(told: dict[str, Any], arrays: dict[str, Tensor]) -> Forecaster:
-    made = Forecaster(_settings(told["settings"]))
+def _rebuilt(told: dict[str, Any], arrays: dict[str, Tensor], kind: type[Forecaster]) -> Forecaster:
+    made = kind(_settings(told["settings"]))
     made.schema = _read_schema(told["schema"])
     made.window, made.skipped = int(told["window"]), list(told["skipped"])
     made.limits = {k: Limits(*v) for k, v in told["limits"].items()}
