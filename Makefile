@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv demo test fast lint format clean
+.PHONY: venv demo test fast lint docs format clean
 
 venv: .venv/.tested
 
@@ -31,6 +31,11 @@ lint: venv
 	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The manual, into build/site; nothing is fetched while it is built.
+docs: .venv/.installed
+	$(BIN)/python -m pip install -c constraints.txt -e ".[docs]"
+	$(BIN)/python scripts/build_site.py
 
 format: venv
 	$(BIN)/ruff check --fix src tests

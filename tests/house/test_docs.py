@@ -18,7 +18,7 @@ from stochflow.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", flags=re.S | re.M)
 
 
@@ -207,9 +207,11 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_page_is_on_the_map():
-    shown = (ROOT / "docs" / "index.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "index.md" or f"]({page.name})" in shown, f"docs/index.md does not list {page.name}"
+    index, site = (ROOT / "docs" / "index.md").read_text(), (ROOT / "zensical.toml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert name == "index.md" or f"]({name})" in index, f"docs/index.md does not list {name}"
+        assert f'"{name}"' in site, f"the navigation in zensical.toml does not list {name}"
 
 
 def test_the_table_of_the_readme_is_what_the_results_say():

@@ -1,0 +1,91 @@
+"""The manual is whole: pages made from code are current, tutorials run as notebooks, the built site fetches nothing and every link leads somewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str) -> dict:
+    return runpy.run_path(str(ROOT / "scripts" / name), run_name="script")
+
+
+def test_the_reference_is_what_the_code_says():
+    """In a process of its own: the width of help is read when the parser is imported."""
+    code = (
+        "import runpy; made = runpy.run_path('scripts/reference.py', run_name='script');"
+        "stale = [n for n, make in made['PAGES'].items() if (made['DOCS'] / n).read_text() != make()]; print(stale)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", f"run `python scripts/reference.py`: {done.stdout} {done.stderr[-500:]}"
+
+
+def test_the_tables_of_scaling_are_the_committed_ones():
+    module = runpy.run_path(str(ROOT / "benchmarks" / "scaling.py"), run_name="script")
+    page = module["PAGE"].read_text()
+    assert module["rendered"](page) == page, "run `python benchmarks/scaling.py --render`"
+    assert "| 2 processes |" in page
+
+
+def test_how_to_has_an_answer_for_each_of_its_questions():
+    index = (ROOT / "docs/how-to/index.md").read_text()
+    asked = re.findall(r"\[([^\]]+)\]\((\w+)\.md#", index)
+    assert len(asked) >= 29
+    for question, page in asked:
+        assert f"## {question}\n" in (ROOT / f"docs/how-to/{page}.md").read_text(), question
+
+
+def test_pictures_are_clear_on_light_and_dark_and_fetch_nothing():
+    for path in (ROOT / "docs/img").glob("*.svg"):
+        text = path.read_text()
+        assert "aria-label" in text
+        assert not re.search(r"(href|src)=\"https?:|url\(http", text)
+        dark_or_light = re.findall(r"(?:fill|stroke): ?#(000000|ffffff)", text)
+        assert text.count("#000000") == 0 or "flow" in path.name or not dark_or_light, path.name
+
+
+def test_a_notebook_holds_the_code_of_its_page(tmp_path):
+    pytest.importorskip("jupytext")
+    made = script("notebooks.py")
+    for path, name in zip(made["main"](tmp_path), made["PAGES"], strict=True):
+        cells = json.loads(path.read_text())["cells"]
+        code = ["".join(c["source"]).strip() for c in cells if c["cell_type"] == "code"]
+        blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / name).read_text(), flags=re.S | re.M)
+        assert code == [b.strip() for b in blocks], name
+
+
+@pytest.mark.slow
+def test_the_notebook_of_a_tutorial_runs(tmp_path, monkeypatch):
+    pytest.importorskip("jupytext")
+    made = script("notebooks.py")
+    monkeypatch.chdir(tmp_path)
+    path = next(p for p in made["main"](tmp_path) if p.stem == "own-world")
+    scope: dict = {"__name__": "__main__"}
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), scope)
+    assert scope["result"].summary["tv"] < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.extra
+def test_the_site_is_built_offline_and_every_link_leads_somewhere():
+    pytest.importorskip("zensical")
+    pytest.importorskip("mkdocstrings")
+    env = {**os.environ, "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}  # nothing answers there
+    done = subprocess.run(
+        [sys.executable, "scripts/build_site.py"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    site = ROOT / "build" / "site"
+    assert "trajectory balance" in (site / "search.json").read_text().lower()
+    assert "strings_task" in (site / "reference" / "api.html").read_text()
