@@ -108,8 +108,8 @@ def fit(features, label, weights, epochs: int, seed: int = 0):
 def main() -> None:
     import torch
 
-    from stochflow.worlds.strings import Strings
     from stochflow.scores.landscapes import peptide_features
+    from stochflow.worlds.strings import Strings
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheel", type=Path)

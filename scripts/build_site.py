@@ -36,7 +36,7 @@ def inside(target: str, original: Path, page: Path) -> str:
     """Where a link of a page leads in the assembled folder."""
     if re.match(r"[a-z]+:|#", target):
         return target
-    path, _, anchor = target.partition("#")
+    path = target.partition("#")[0]
     there = (original.parent / path).resolve()
     if there.is_relative_to(DOCS):
         return target

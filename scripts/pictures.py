@@ -75,7 +75,7 @@ def flow() -> None:
     ):
         ax.axis("off")
         ax.set_title(title, fontsize=10, color=GREY)
-        ax.set_xlim(-0.15, 2.75)
+        ax.set_xlim(-0.15, 3.0)
         ax.set_ylim(-0.5, 3.6)
         place = {"": (0, 1.5), "A": (1, 2.5), "B": (1, 0.5), "AA": (2, 3.1), "AB": (2, 2.1), "BA": (2, 0.9), "BB": (2, -0.1)}
         for word, (x, y) in place.items():
@@ -90,7 +90,7 @@ def flow() -> None:
             if len(word) == 2:
                 ax.text(x + 0.16, y, f"{law[word]:.3f}", fontsize=10, color=colour, va="center")
                 if law is happens:
-                    ax.text(x + 0.47, y, f"(not {meant[word]:.3f})", fontsize=8, color=GREY, va="center")
+                    ax.text(x + 0.52, y, f"(not {meant[word]:.3f})", fontsize=8, color=GREY, va="center")
     write(made, "flow", "A small tree of strings: what a policy means, and what happens under noise")
 
 
@@ -166,7 +166,7 @@ def _cells(ax: Any, law: Any, target: Any, title: str) -> None:
 PICTURES = {"flow": flow, "floors": floors, "approach": approach}
 
 if __name__ == "__main__":
-    import matplotlib.patches  # noqa: F401  (mpl.patches)
+    import matplotlib.patches
 
     torch.set_num_threads(1)
     for name in sys.argv[1:] or PICTURES:

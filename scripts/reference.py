@@ -14,9 +14,9 @@ from pathlib import Path
 
 os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
-from stochflow.cli import commands as cli  # noqa: E402
-from stochflow.look.labels import LABELS  # noqa: E402
-from stochflow.runs.config import TASKS  # noqa: E402
+from stochflow.cli import commands as cli
+from stochflow.look.labels import LABELS
+from stochflow.runs.config import TASKS
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference"
 MADE = "<!-- Made by scripts/reference.py; do not edit by hand. -->"

@@ -63,7 +63,7 @@ def test_code_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
             assert_alike(printed, parts[i + 1][1])
             compared += 1
     if page == README:
-        assert compared >= 2
+        assert compared >= 1
         assert (
             cli.main(["sample", "runs/first", "-n", "5", "--out", "designs.csv"]) == 0
         )  # the folder is what the page says it is

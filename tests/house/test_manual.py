@@ -81,7 +81,11 @@ def test_the_notebook_of_a_tutorial_runs(tmp_path, monkeypatch):
 def test_the_site_is_built_offline_and_every_link_leads_somewhere():
     pytest.importorskip("zensical")
     pytest.importorskip("mkdocstrings")
-    env = {**os.environ, "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}  # nothing answers there
+    env = {
+        **os.environ,
+        "http_proxy": "http://127.0.0.1:9",
+        "https_proxy": "http://127.0.0.1:9",
+    }  # nothing answers there
     done = subprocess.run(
         [sys.executable, "scripts/build_site.py"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
     )
