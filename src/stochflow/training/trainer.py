@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stochflow.engines.base import Job, Residuals, Rewards, Schedule, Walk
-from stochflow.engines.capture import WARM_UP, Captured, aside
+from stochflow.engines.capture import aside
 from stochflow.engines.choose import Word, choose
 from stochflow.engines.flat import FlatParameters
-from stochflow.errors import UserError
-from stochflow.learn.buffer import Buffer
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import Objective
 from stochflow.nets.policy import Policy
@@ -24,6 +22,8 @@ from stochflow.ops import zeros
 from stochflow.scores import worth
 from stochflow.scores.rewards import Sharpening
 from stochflow.training import distributed
+from stochflow.training.noise import NoiseLearner, NoiseTraining
+from stochflow.training.recorded import OracleCalls, recorded
 from stochflow.training.search.paths import code
 from stochflow.training.sources import OnPolicy, Source
 from stochflow.types import PolicyOut, Task, Trajectories, World
@@ -40,16 +40,6 @@ STATS = (
     "entropy",
     "finite",
 )
-
-
-class NoiseTraining(NamedTuple):
-    """How a model of the noise learns: from the current batch, or from a buffer of earlier ones."""
-
-    lr: float = 1e-3
-    clip: float = 10.0  # largest gradient norm, per seed
-    buffer: Buffer | None = None
-    rounds: int = 1  # updates an iteration and
-    sample_size: int = 16  # trajectories an update, with a buffer
 
 
 class Iteration(NamedTuple):
@@ -81,20 +71,14 @@ class Trainer:
         iteration: Iteration = Iteration(),  # noqa: B008
     ):
         self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
-        self.noise, self.iteration = noise, iteration
+        self.iteration = iteration
         device = policy.device
         self.policy_flat = FlatParameters(policy, lr, iteration.clip, follow=objective.bootstraps)
-        learns = any(True for _ in dynamics.parameters())
-        self.dynamics_flat = FlatParameters(dynamics, noise.lr, noise.clip) if learns else None
-        if self.dynamics_flat is not None and self.dynamics_flat.num_seeds != policy.num_seeds:
-            raise UserError(
-                f"the policy has {policy.num_seeds} seeds, but the model of the noise has {self.dynamics_flat.num_seeds}: "
-                "build both from the same seeds"
-            )
+        self.noise = NoiseLearner(dynamics, noise, policy.num_seeds)
+        self.dynamics_flat = self.noise.flat
         self.step = torch.zeros((), dtype=torch.float64, device=device)  # what schedules read
         self.steps_done = 0  # the same on the host
-        self._batch_scores, self._scored = 0, 0  # objects of a batch, and all that the oracle was asked about
-        self._asked = torch.zeros((), dtype=torch.long, device=device)  # beyond those, by an objective
+        self.calls = OracleCalls(device)
         self.raw_stats = torch.zeros(len(STATS) + len(objective.reports), policy.num_seeds, device=device)
         self._zero = zeros((policy.num_seeds,), device)
         self.stop_requested = False  # set from a signal handler: the iteration in flight is finished first
@@ -112,7 +96,7 @@ class Trainer:
             self.engines.walk, iteration.engine, self.engines.gradient.new_trace(self.job) if self._by_trace else None
         )
         self.group: distributed.Group | None = None  # the processes that learn together; None: this one alone
-        self._pool: Any = None  # memory that all captured graphs share: they are never replayed at once
+        self.pool: Any = None  # memory that all captured graphs share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its statistics
 
     def join(self, group: distributed.Group) -> None:
@@ -141,10 +125,10 @@ class Trainer:
             self.task.reward.observe(found, code(states))
         return traj._replace(score=found.to(traj.score))
 
-    def _fresh(self) -> Walk:
+    def fresh(self) -> Walk:
         """A batch to learn from, with its scores unless they are looked up by state number later."""
         walk = self.source.walk(self.step)
-        if self.noise.buffer is None and self._numbered(walk) is not None:
+        if self.noise.how.buffer is None and self._numbered(walk) is not None:
             self._count(walk.trajectories)
             return walk
         return walk._replace(trajectories=self.score(walk.trajectories))
@@ -155,9 +139,7 @@ class Trainer:
         return walk.trace.final if known and walk.trace is not None else None
 
     def _count(self, traj: Trajectories) -> None:
-        self._batch_scores = traj.score.numel() * (1 if self.group is None else self.group.ranks)
-        if not (traj.moves.is_cuda and torch.cuda.is_current_stream_capturing()):  # capturing asks about no object
-            self._scored += self._batch_scores
+        self.calls.count(traj.score, 1 if self.group is None else self.group.ranks)
 
     def learn(self, batch: Trajectories | Walk, note: bool = True) -> None:
         """One step of policy and dynamics; `note`: also write down the statistics of this iteration."""
@@ -165,7 +147,7 @@ class Trainer:
         learned_from = walk.trajectories
         if walk.trace is None:
             learned_from = self.source.mix(learned_from)
-            with self._averaged_dynamics():
+            with self.noise.averaged():
                 loss, figures = self._loss(learned_from, note)
             self.policy_flat.differentiate(loss)
         else:
@@ -173,7 +155,7 @@ class Trainer:
         if self.group is not None:
             self.group.average(self.policy_flat, distributed.terms_in(learned_from, self.objective))
         norm = self.engines.update.update(self.policy_flat, self.step, self.dynamics_flat is None)
-        dynamics_loss, dynamics_norm = self._learn_dynamics(walk.trajectories, note)
+        dynamics_loss, dynamics_norm = self.noise.learn(self.engines, walk.trajectories, self.step, note, self.group)
         if note:
             self._note([loss.detach(), dynamics_loss, norm, dynamics_norm], figures)
 
@@ -207,9 +189,8 @@ class Trainer:
         return found.loss.mean(1), _figures(traj, found.log_flow, log_reward, found.entropy.sum(1))
 
     def _residuals(self, walk: Walk, note: bool) -> Residuals:
-        return self.engines.gradient.gradient(
-            self.job, walk, self._rewards(walk), self._arrivals(walk.trajectories), note
-        )
+        log_k = self.noise.arrivals(self.engines, walk.trajectories)
+        return self.engines.gradient.gradient(self.job, walk, self._rewards(walk), log_k, note)
 
     @torch.no_grad()
     def _rewards(self, walk: Walk) -> Rewards:
@@ -218,12 +199,6 @@ class Trainer:
             return Rewards(self.job.worth[1], True)
         traj = walk.trajectories
         return Rewards(self.task.reward(traj.score, traj.states[-1], self.step).float(), False)
-
-    def _arrivals(self, traj: Trajectories) -> Tensor | None:
-        """[T, S, B, M] log P(the realised move | each action) by the averaged model; None: what is intended happens."""
-        if self.dynamics.exact:
-            return None
-        return self.engines.noise.arrivals(self.dynamics, self.dynamics_flat, traj)
 
     def iterate(self, note: bool = True) -> None:
         """One iteration; on a GPU, from the second on, a replay of its CUDA graph."""
@@ -234,7 +209,7 @@ class Trainer:
             self._begin()
         else:
             if note not in self._steps:
-                self._steps[note] = self._captured(note)
+                self._steps[note] = recorded(self, note)
             for step in self._steps[note]:
                 step()
         self.steps_done += 1
@@ -253,44 +228,6 @@ class Trainer:
             start = estimate.mean(1)
             self.policy.start_log_z(start if self.group is None else self.group.mean(start))
         self.learn(walk)
-
-    def _captured(self, note: bool) -> list[Callable[[], object]]:
-        """The iteration as functions without arguments: one CUDA graph, or two around an oracle on the host."""
-
-        def whole() -> None:
-            self.learn(self._fresh(), note)
-
-        device = self.policy.device
-        still = self.source.static and not isinstance(self.task.reward, Sharpening)  # a recording holds their numbers
-        if device.type != "cuda" or not self.iteration.capture or not still:
-            return [whole]
-        kept = self.state_dict()
-        if self.source.scored or getattr(self.task.oracle, "on_device", False):
-            aside(whole, device, WARM_UP)
-            self.load_state_dict(kept)
-            one = Captured(whole)
-            self._batch_scores = 0
-            self._pool = one.record(self._pool)
-            each = self._batch_scores
-
-            def count() -> None:
-                self._scored += each
-
-            return [one, count]
-
-        def walked() -> Walk:
-            return self.source.walk(self.step)
-
-        aside(lambda: self.learn(walked(), note), device, WARM_UP)  # unscored: a host oracle is asked for real batches
-        self.load_state_dict(kept)
-        act = Captured(walked)
-        self._pool = act.record(self._pool)
-        fresh: Walk = act.result
-        scores = torch.zeros_like(fresh.trajectories.score)
-        scored = fresh._replace(trajectories=fresh.trajectories._replace(score=scores))
-        learn = Captured(lambda: self.learn(scored, note))
-        learn.record(self._pool)
-        return [act, lambda: scores.copy_(self.score(fresh.trajectories).score), learn]
 
     def train(self, until: int, every: int = 100, on_log: Callable[[Trainer], None] | None = None) -> None:
         """Go on until `until` steps are done in all; `on_log` is called every `every` steps and at the end."""
@@ -323,14 +260,14 @@ class Trainer:
         made = self.engines.gradient.many(self.job, schedule, most)
         self.steps_done += made
         self.step += made
-        self._scored += made * self.policy.num_seeds * self.job.batch
+        self.calls.add(made * self.policy.num_seeds * self.job.batch)
         return made > 0
 
     def _ask(self, states: Tensor, where: Tensor) -> Tensor | None:
         """Log-rewards beyond those of the batch, for objectives that look at children; counted."""
         if not getattr(self.task.oracle, "on_device", False):
             return None
-        self._asked += where.sum() if self.group is None else self.group.sum(where.sum())
+        self.calls.beyond += where.sum() if self.group is None else self.group.sum(where.sum())
         return self.task.reward(self.task.oracle(states), states, self.step).float()
 
     def _present_policy(self, state: Tensor) -> PolicyOut:
@@ -340,41 +277,6 @@ class Trainer:
     def _following_policy(self, state: Tensor) -> PolicyOut:
         """The policy with slowly following weights, beside the one that learns."""
         return functional_call(self.policy, self.policy_flat.followed(), (state,), {"repeats": True})
-
-    @contextmanager
-    def _averaged_dynamics(self) -> Iterator[None]:
-        """Flows balance against the averaged dynamics: the last step's noise in P would be noise in every residual."""
-        if self.dynamics_flat is None:
-            yield
-            return
-        self.dynamics_flat.swap()
-        try:
-            yield
-        finally:  # whatever fails inside, what is saved afterwards is in its place
-            self.dynamics_flat.swap()
-
-    def _learn_dynamics(self, fresh: Trajectories, note: bool) -> tuple[Tensor, Tensor]:
-        """From real steps alone: of this batch, or of a buffer of earlier ones. Loss and gradient norm, each [S]."""
-        if self.group is None:
-            self.dynamics.observe(fresh)
-        else:
-            self.group.observe(self.dynamics, fresh)
-        if self.dynamics_flat is None:  # nothing learns by gradient
-            return self.dynamics.loss(fresh) if note else self._zero, self._zero
-        buffer = self.noise.buffer
-        if buffer is None:
-            return self._dynamics_step(fresh, ends=True)
-        buffer.add(fresh)
-        for left in reversed(range(self.noise.rounds)):
-            loss, norm = self._dynamics_step(buffer.sample(self.noise.sample_size), ends=left == 0)
-        return loss, norm
-
-    def _dynamics_step(self, traj: Trajectories, ends: bool) -> tuple[Tensor, Tensor]:
-        assert self.dynamics_flat is not None
-        loss = self.engines.noise.learn_noise(self.dynamics, self.dynamics_flat, traj)
-        if self.group is not None:
-            self.group.average(self.dynamics_flat, distributed.noise_terms_of(self.dynamics, traj))
-        return loss, self.engines.update.update(self.dynamics_flat, self.step, ends)
 
     @torch.no_grad()
     def _note(self, learned: list[Tensor], figures: list[Tensor]) -> None:
@@ -387,7 +289,7 @@ class Trainer:
     @property
     def oracle_calls(self) -> int:
         """How often the oracle was asked about an object, so far."""
-        return int(self._asked) + self._scored
+        return int(self.calls.total())
 
     @property
     def stats(self) -> dict[str, Tensor]:
@@ -415,7 +317,7 @@ class Trainer:
             "counts": self.dynamics if self.dynamics_flat is None else None,
             "source": self.source,
             "reward": self.task.reward if isinstance(self.task.reward, nn.Module) else None,
-            "dynamics_buffer": self.noise.buffer,
+            "dynamics_buffer": self.noise.how.buffer,
             "objective": self.objective.memory,
         }
 
@@ -423,7 +325,7 @@ class Trainer:
         """Everything that changes, flat by name: weights, averages, optimiser, step, random state, buffers, counts."""
         state: dict[str, Tensor] = {
             "step": self.step.cpu().clone(),
-            "oracle_calls": self._asked.cpu() + self._scored,
+            "oracle_calls": self.calls.total(),
             "stats": self.raw_stats.cpu().clone(),
             "random.cpu": torch.get_rng_state(),
         }
@@ -437,8 +339,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.step.copy_(state["step"])
         self.steps_done = int(state["step"])
-        self._asked.copy_(state["oracle_calls"])
-        self._scored = 0
+        self.calls.load(state["oracle_calls"])
         self.raw_stats[: len(state["stats"])].copy_(state["stats"])  # an earlier version noted fewer
         for name, part in self._parts().items():
             if part is not None:
