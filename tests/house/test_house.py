@@ -63,6 +63,16 @@ def test_nothing_else_lies_flat_and_every_package_says_its_job():
         assert doc, f"{folder} does not say its one job"
 
 
+def test_every_package_stands_in_the_table_of_rooms_and_in_the_layers():
+    package = Path(stochflow.__file__).parent
+    rooms = (ROOT / "docs" / "architecture.md").read_text().split("## Rooms")[1].split("\n## ")[0]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = " ".join(settings["tool"]["importlinter"]["contracts"][0]["layers"])
+    for folder in (p.parent.name for p in package.glob("*/__init__.py")):
+        assert f"`{folder}/`" in rooms, folder
+        assert re.search(rf"\b{folder}\b", layers), folder
+
+
 def test_a_wheel_holds_every_kernel_and_data_file(tmp_path):
     """Installed elsewhere, the package has what it has here."""
     source = tmp_path / "source"
