@@ -276,6 +276,12 @@ def test_strings_of_length_hundred_with_few_edits_are_listed():
     assert len(set(env.decode(states))) == len(states)
 
 
+def test_beginnings_are_counted_exactly_where_they_are_many():
+    """Two letters of three at each place after the first: a closed form that 64 bits do not hold."""
+    env = Rules(Homopolymer(1)).compile("ABC", 100).env()
+    assert env.count() == 1 + sum(3 * 2**n for n in range(100))
+
+
 @pytest.mark.slow
 def test_the_law_under_rules_is_learned():
     """The target of a task under rules is the reward on the strings that meet them, and training reaches it."""

@@ -3,17 +3,16 @@
 from stochflow.worlds.rules.language import (
     GC,
     Allowed,
-    Charge,
     EditBudget,
     Fixed,
     Forbidden,
     Homopolymer,
-    Hydrophobicity,
     Length,
     Regex,
     Required,
     Rule,
 )
+from stochflow.worlds.rules.peptides import Charge, Hydrophobicity
 from stochflow.worlds.rules.ruleset import Rules
 
 __all__ = [

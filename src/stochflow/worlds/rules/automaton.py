@@ -7,52 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from stochflow.worlds.rules import language as say
+from stochflow.worlds.rules.edits import hamming, levenshtein
+from stochflow.worlds.rules.peptides import Charge, Hydrophobicity
 from stochflow.worlds.rules.regex import Matcher
-
-MOST_STATES = 2_000_000  # pairs of position and joint state of all rules; README of the limit: docs/rules.md
-MOST_ALONE = 1 << 19  # states of one rule's automaton
-MOST_MADE = 1 << 17  # of one whose states are made one by one
-MOST_BANDS = 1 << 27  # numbers in all bands of the edit-distance table at one position
-MOST_READ = 1 << 21  # nodes of an expression that are looked at while its sets are made
-MINIMISED = 20_000  # states up to which equivalent ones are merged
-DEAD = -1
-
-
-FEW = 2**62  # numbers below it are 64-bit integers
-
-
-def pack(states: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """One number for each row of joint states [n, R], equal where the rows are equal; column i holds 0 to sizes[i] - 1."""
-    code = np.zeros(len(states), dtype=np.int64)
-    bound = 1
-    for column, size in enumerate(sizes):
-        if bound * size >= FEW:
-            code = np.unique(code, return_inverse=True)[1].reshape(-1)
-            bound = len(states)
-        code = code * size + states[:, column]
-        bound *= size
-    return code
-
-
-class TooMany(Exception):
-    """A rule multiplies the states beyond the limit."""
-
-    def __init__(self, rule: say.Rule, words: str):
-        super().__init__(words)
-        self.rule, self.words = rule, words
-
-
-class Automaton(NamedTuple):
-    """State 0 is the start. A string is accepted by the state it leads to and its length."""
-
-    rule: say.Rule
-    step: np.ndarray  # [Q, K] int32, DEAD where no string can be accepted any more
-    accept: np.ndarray  # [Q, L+1] bool
+from stochflow.worlds.rules.states import DEAD, MINIMISED, MOST_ALONE, MOST_MADE, MOST_READ, Automaton, TooMany
 
 
 def build(rule: say.Rule, alphabet: str, longest: int) -> list[Automaton]:
@@ -291,9 +254,9 @@ def _reached(a: Automaton) -> Automaton:
     return Automaton(a.rule, np.where(step >= 0, new[step], DEAD).astype(np.int32), a.accept[seen])
 
 
-@_build.register(say.Charge)
-@_build.register(say.Hydrophobicity)
-def _summed(rule: say.Charge | say.Hydrophobicity, alphabet: str, longest: int) -> list[Automaton]:
+@_build.register(Charge)
+@_build.register(Hydrophobicity)
+def _summed(rule: Charge | Hydrophobicity, alphabet: str, longest: int) -> list[Automaton]:
     value = rule.values(alphabet)
     adds = np.array([value[letter] for letter in alphabet])
     unit = int(np.gcd.reduce(adds)) or 1
@@ -314,90 +277,6 @@ def _summed(rule: say.Charge | say.Hydrophobicity, alphabet: str, longest: int) 
     return [Automaton(rule, step, (value_of >= least - say.SLACK) & (value_of <= most + say.SLACK))]
 
 
-# edits ----------------------------------------------------------------------------------------------------------
-
-
 @_build.register
 def _edits(rule: say.EditBudget, alphabet: str, longest: int) -> list[Automaton]:
-    return [_levenshtein(rule, alphabet, longest) if rule.indels else _hamming(rule, alphabet, longest)]
-
-
-def _hamming(rule: say.EditBudget, alphabet: str, longest: int) -> Automaton:
-    """States are (letters read, substitutions so far)."""
-    wild, most = rule.wild_type, rule.most
-    wide, size = most + 1, len(rule.wild_type)
-    step = np.full(((size + 1) * wide, len(alphabet)), DEAD, dtype=np.int32)
-    for place, w in enumerate(wild):
-        for done in range(wide):
-            for k, letter in enumerate(alphabet):
-                after = done + (letter != w)
-                if after <= most:
-                    step[place * wide + done, k] = (place + 1) * wide + after
-    accept = np.zeros((len(step), longest + 1), dtype=bool)
-    if size <= longest:
-        accept[size * wide + rule.least : size * wide + wide, size] = True
-    return Automaton(rule, step, accept)
-
-
-def _levenshtein(rule: say.EditBudget, alphabet: str, longest: int) -> Automaton:
-    """States are (letters read, the band of the edit-distance table around that letter), so every string has one.
-
-    Cell d of the band after j letters holds the distance to the first j + d - most letters of the wild type, capped at
-    most + 1.
-    """
-    wild, most = rule.wild_type, min(rule.most, max(len(rule.wild_type), longest))  # no distance is larger
-    cap, width = most + 1, 2 * most + 1
-    band = np.full((1, width), cap, dtype=np.int32)
-    for d in range(width):
-        prefix = d - most  # letters of the wild type
-        if 0 <= prefix <= min(len(wild), most):
-            band[0, d] = prefix
-    tables, accepted, total = [], [], 1
-    for j in range(longest + 1):
-        end = len(wild) - j + most
-        last = band[:, end] if 0 <= end < width else np.full(len(band), cap)
-        accepted.append((last >= rule.least) & (last <= most))
-        if j == longest:
-            tables.append(np.full((len(band), len(alphabet)), DEAD, dtype=np.int64))
-            break
-        if len(band) * len(alphabet) * width > MOST_BANDS:
-            raise TooMany(rule, f"needs more than {len(band):,} states at one position by itself")
-        after = np.stack([_next_band(band, letter, j + 1, wild, most) for letter in alphabet], 1)  # [n, K, width]
-        lost = after.min(-1) > most
-        found = after[~lost].reshape(-1, width)
-        _, first, back = np.unique(pack(found, [cap + 1] * width), return_index=True, return_inverse=True)
-        rows = found[first]
-        if total + len(rows) > MOST_ALONE:
-            raise TooMany(rule, f"needs more than {MOST_ALONE:,} states by itself")
-        table = np.full(lost.shape, DEAD, dtype=np.int64)
-        table[~lost] = back.reshape(-1) + total
-        tables.append(table)
-        total += len(rows)
-        band = rows
-        if not len(band):
-            break
-    accept = np.zeros((sum(len(t) for t in tables), longest + 1), dtype=bool)
-    begin = 0
-    for j, good in enumerate(accepted):
-        accept[begin : begin + len(good), j] = good
-        begin += len(good)
-    return Automaton(rule, np.concatenate(tables).astype(np.int32), accept)
-
-
-def _next_band(band: np.ndarray, letter: str, j: int, wild: str, most: int) -> np.ndarray:
-    """The band [n, width] after the string's letter number j."""
-    cap, width = most + 1, 2 * most + 1
-    after = np.full_like(band, cap)
-    for d in range(width):
-        i = j + d - most  # letters of the wild type
-        if i < 0 or i > len(wild):
-            continue
-        best = np.full(len(band), j if i == 0 else cap)
-        if i > 0:
-            best = np.minimum(best, band[:, d] + (wild[i - 1] != letter))  # i - 1 letters after j - 1
-            if d > 0:
-                best = np.minimum(best, after[:, d - 1] + 1)
-        if d + 1 < width:
-            best = np.minimum(best, band[:, d + 1] + 1)
-        after[:, d] = np.minimum(best, cap)
-    return after
+    return [levenshtein(rule, alphabet, longest) if rule.indels else hamming(rule, alphabet, longest)]

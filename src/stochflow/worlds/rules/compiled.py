@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.worlds.rules.automaton import MOST_STATES, TooMany, build
+from stochflow.worlds.rules.automaton import build
 from stochflow.worlds.rules.language import Rule
 from stochflow.worlds.rules.product import Product, multiply
+from stochflow.worlds.rules.states import MOST_STATES, TooMany
 
 if TYPE_CHECKING:
+    from stochflow.worlds.rules.env import RuledStrings
     from stochflow.worlds.rules.ruleset import Rules
     from stochflow.worlds.strings import Strings
 
@@ -137,11 +140,11 @@ class Compiled:
             drawn = self._draw(max(256, n - len(found)), generator)
             tried += len(drawn)
             found += [t for t in drawn if all(rule.meets(t, self.alphabet) for rule in self.left_out)]
-            if not found and tried >= TRIES * max(n, 10):
+            if len(found) < n and tried >= TRIES * max(n, 10):
                 later = ", ".join(f"'{rule}'" for rule in self.left_out)
                 raise UserError(
-                    f"none of {tried:,} strings that meet the other rules meets {later}, which is too strict to be checked "
-                    "after drawing: loosen a rule so that all of them fit one automaton"
+                    f"of {tried:,} strings that meet the other rules only {len(found):,} meet {later}, which is too strict to be "
+                    "checked after drawing: loosen a rule so that all of them fit one automaton"
                 )
         return found[:n]
 
@@ -195,29 +198,31 @@ class Compiled:
 
     # as an environment ------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _ruled(self) -> RuledStrings:
+        from stochflow.worlds.rules.env import RuledStrings
+
+        shortest, longest = self.lengths
+        return RuledStrings(self, longest, None if shortest == longest else shortest)
+
     def env(self) -> Strings:
         """Strings whose legal moves are those that can still be completed; plain `Strings` where there is no rule.
 
         Rules that were left out are not part of it.
         """
-        from stochflow.worlds.rules.env import RuledStrings
         from stochflow.worlds.strings import Strings
 
+        if len(self.rules) > len(self.left_out):
+            return self._ruled
         shortest, longest = self.lengths
-        least = None if shortest == longest else shortest
-        if len(self.rules) == len(self.left_out):
-            return Strings(self.alphabet, longest, least)
-        return RuledStrings(self, longest, least)
+        return Strings(self.alphabet, longest, None if shortest == longest else shortest)
 
     def log_counts(self, state: Tensor) -> Tensor:
         """The log number of strings behind each move [..., M], STOP included, -inf where there is none.
 
         Normalised, they are the policy that draws uniformly.
         """
-        from stochflow.worlds.rules.env import RuledStrings
-
-        shortest, longest = self.lengths
-        return RuledStrings(self, longest, None if shortest == longest else shortest).log_counts(state)
+        return self._ruled.log_counts(state)
 
     def __repr__(self) -> str:
         return f"Compiled({len(self.rules)} rules, {self.alphabet!r}, {self.lengths}, {self.summary()})"

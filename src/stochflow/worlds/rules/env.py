@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from stochflow.worlds.rules.compiled import Compiled
 
 LISTED = 1 << 22  # beginnings of strings up to which they are listed and numbered in order
-WRAP = 1 << 64
 
 
 class RuledStrings(Strings):
@@ -90,35 +90,47 @@ class RuledStrings(Strings):
 
     # enumeration ------------------------------------------------------------------------------------------------
 
+    def _by_position(self) -> list[slice]:
+        begins = self.compiled.product.begins.tolist()
+        return [slice(a, b) for a, b in pairwise(begins)]
+
     @cached_property
     def _below(self) -> np.ndarray:
-        """[N+1] the number of beginnings from each node on, itself included, as Python integers."""
+        """[N+1] the number of beginnings from each node on, itself included, modulo 2^64."""
         p = self.compiled.product
-        share = np.bincount(p.letter_class)
-        found = np.zeros(self._nodes + 1, dtype=object)
-        for t in range(len(p.begins) - 2, -1, -1):
-            here = slice(int(p.begins[t]), int(p.begins[t + 1]))
-            for c, letters in enumerate(share):
-                found[here] += found[p.after[here, c]] * int(letters)
-            found[here] += 1
+        found = np.zeros(self._nodes + 1, dtype=np.int64)
+        for here in reversed(self._by_position()):
+            found[here] = 1 + found[p.after[here]] @ self._share
         return found
 
     @cached_property
+    def _share(self) -> np.ndarray:
+        """[C] the letters of each class."""
+        return np.bincount(self.compiled.product.letter_class)
+
+    @cached_property
     def _layers(self) -> list[int]:
-        """The number of beginnings of each length."""
+        """The number of beginnings of each length; of few enough to be listed."""
         p = self.compiled.product
-        share = np.bincount(p.letter_class)
-        ways = np.zeros(self._nodes + 1, dtype=object)
+        ways = np.zeros(self._nodes + 1, dtype=np.int64)
         ways[0] = 1
-        for t in range(len(p.begins) - 2):
-            here = slice(int(p.begins[t]), int(p.begins[t + 1]))
-            for c, letters in enumerate(share):
-                np.add.at(ways, p.after[here, c], ways[here] * int(letters))
-        ways[self._nodes] = 0
-        return [int(sum(ways[int(a) : int(b)])) for a, b in zip(p.begins, p.begins[1:], strict=False)]
+        for here in self._by_position():
+            np.add.at(ways, p.after[here], ways[here][:, None] * self._share)
+        return [int(ways[here].sum()) for here in self._by_position()]
+
+    @cached_property
+    def _count(self) -> int:
+        p = self.compiled.product
+        later, begin = np.zeros(1, dtype=object), self._nodes
+        for here in reversed(self._by_position()):  # Python's integers: there may be very many
+            now = np.ones(here.stop - here.start, dtype=object)
+            for c, letters in enumerate(self._share.tolist()):
+                now = now + later[np.minimum(p.after[here, c] - begin, len(later) - 1)] * letters
+            later, begin = np.append(now, 0), here.start
+        return int(later[0])
 
     def count(self) -> int:
-        return int(self._below[0])
+        return self._count
 
     def early_count(self, steps):
         if self.count() > LISTED:  # too many to be numbered by length
@@ -152,15 +164,16 @@ class RuledStrings(Strings):
 
     @cached_property
     def _skips(self) -> PerDevice:
-        """[(N+1) * (K+1)] how far each letter leads in the depth-first order: 1 and all beginnings behind earlier letters."""
+        """[(N+1) * (K+1)] how far each letter leads in the depth-first order: 1 and all beginnings behind earlier letters.
+
+        Modulo 2^64: where there are more, the number is no place in a list, but still a number.
+        """
         p = self.compiled.product
         after = np.concatenate([p.after, np.full((1, p.after.shape[1]), self._nodes)])[:, p.letter_class]
         behind = self._below[after]  # [N+1, K]
-        skip = np.zeros((self._nodes + 1, self.tokens + 1), dtype=object)
-        skip[:, 0 : self.tokens] = 1 + np.cumsum(behind, 1) - behind
-        if self.count() >= WRAP // 2:  # a number that no list holds: it only has to be some number
-            skip = (skip + WRAP // 2) % WRAP - WRAP // 2
-        return PerDevice(torch.from_numpy(skip.astype(np.int64).reshape(-1)))
+        skip = np.zeros((self._nodes + 1, self.tokens + 1), dtype=np.int64)
+        skip[:, : self.tokens] = 1 + np.cumsum(behind, 1) - behind
+        return PerDevice(torch.from_numpy(skip.reshape(-1)))
 
     def _depth_first(self, state: Tensor) -> Tensor:
         """The number of each state where a beginning comes before all that go on from it, [...]."""

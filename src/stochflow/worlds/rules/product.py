@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stochflow.worlds.rules.automaton import DEAD, FEW, MOST_STATES, Automaton, TooMany, pack
+from stochflow.worlds.rules.states import DEAD, FEW, MOST_STATES, Automaton, TooMany, pack
 
 
 class Product(NamedTuple):
@@ -65,7 +65,7 @@ def _culprit(automata: Sequence[Automaton], states: np.ndarray, sizes: Sequence[
 
 
 def multiply(automata: Sequence[Automaton], letters: int, lengths: tuple[int, int], most: int = MOST_STATES) -> Product:
-    """The product over strings of these lengths; `count` 0 where the rules contradict each other."""
+    """The product over strings of these lengths; `strings` 0 where the rules contradict each other."""
     shortest, longest = lengths
     of_letter = _classes(automata, letters)
     one_of = np.unique(of_letter, return_index=True)[1]  # a letter of each class, [C]
@@ -113,7 +113,6 @@ def _counted(of_letter: np.ndarray, nexts: list[np.ndarray], ends: list[np.ndarr
     counts: np.ndarray = ends[longest].astype(kind)
     logs, kept, tables, final = [], [], [], []
     below: np.ndarray | None = None  # the new number of each node of the next position
-    size_below = 0
     for t in range(longest, -1, -1):
         if t < longest:
             padded = np.append(counts, np.zeros(1, dtype=kind))
@@ -129,8 +128,7 @@ def _counted(of_letter: np.ndarray, nexts: list[np.ndarray], ends: list[np.ndarr
             table = np.full((int(live.sum()), len(share)), -1, dtype=np.int64)
         tables.append(table)
         below = np.where(live, np.cumsum(live) - 1, -1)
-        size_below = int(live.sum())
-        kept.append(size_below)
+        kept.append(int(live.sum()))
         final.append(ends[t][live])
         logs.append(np.array([math.log(c) for c in counts[live].tolist()]))
     total = int(counts.sum()) if len(counts) else 0

@@ -11,6 +11,7 @@ from typing import Any
 from stochflow.errors import UserError, did_you_mean
 from stochflow.files.reading import MB, read_text
 from stochflow.worlds.rules import language as say
+from stochflow.worlds.rules.peptides import Charge, Hydrophobicity
 
 FILE = MB  # the most that is read
 KINDS: dict[str, type[say.Rule]] = {
@@ -23,8 +24,8 @@ KINDS: dict[str, type[say.Rule]] = {
     "edits": say.EditBudget,
     "length": say.Length,
     "regex": say.Regex,
-    "charge": say.Charge,
-    "hydrophobicity": say.Hydrophobicity,
+    "charge": Charge,
+    "hydrophobicity": Hydrophobicity,
 }
 
 
