@@ -12,6 +12,7 @@ import tyro
 
 from stochflow.cli.complaints import parsed
 from stochflow.cli.parsing import as_config, explained, parse_task, task_and_flags
+from stochflow.law.verdict import number
 from stochflow.runs import sweep as sweeps
 from stochflow.runs.config import TASKS, Train, UserTask
 
@@ -89,7 +90,7 @@ def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None)
         nonlocal done
         done += 1
         if not asked.quiet:
-            found = cell.failed or ("no figure" if cell.value is None else f"{cell.value:.4g}")
+            found = cell.failed or ("no figure" if cell.value is None else number(cell.value))
             print(f"cell {done} of {total}  {cell.folder}  {found}  {time.monotonic() - begun:.0f} s", flush=True)
 
     total = asked.trials if trials is None else trials

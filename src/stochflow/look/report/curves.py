@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stochflow.law.verdict import REACHED
+from stochflow.law.verdict import REACHED, number
 from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, legend, svg
 from stochflow.look.report.files import Row, RunFiles, values
 
@@ -56,7 +56,7 @@ def distance(run: RunFiles) -> Panel | None:
     for key, words, colour, style in lines:
         value = last.get(key)
         if value is not None and value > REACHED and not any(abs(value - d) < 1e-9 for d in drawn):
-            ax.axhline(value, color=colour, linestyle=style, linewidth=1.2, label=f"{words} ({value:.3g})")
+            ax.axhline(value, color=colour, linestyle=style, linewidth=1.2, label=f"{words} ({number(value)})")
             drawn.append(value)
     if positive and max(positive + drawn) > 10 * min(positive + drawn):
         ax.set_yscale("log")
@@ -89,7 +89,7 @@ def log_z(run: RunFiles) -> Panel | None:
             draw(ax, run.rows, key, colour, words, marker="o")
     truth = run.last.get("log_z")
     if truth is not None:
-        ax.axhline(truth, color=INK, linestyle="--", linewidth=1.2, label=f"truth ({truth:.3f})")
+        ax.axhline(truth, color=INK, linestyle="--", linewidth=1.2, label=f"truth ({number(truth)})")
     legend(ax)
     caption = "The normaliser of the target: what was learned, the bounds that the samples give" + (
         ", and the exact value." if truth is not None else "."
@@ -171,7 +171,7 @@ def dynamics(run: RunFiles) -> Panel | None:
     legend(ax, 1)
     last = rows[-1]
     caption = "How well the world's noise is known: 0 is a perfect model. "
-    caption += f"At the end its cross-entropy is {last['dynamics_nll']:.4f} nats, and the channel's own entropy on the same sample {last['dynamics_nll_true']:.4f}."
+    caption += f"At the end its cross-entropy is {number(last['dynamics_nll'])} nats, and the channel's own entropy on the same sample {number(last['dynamics_nll_true'])}."
     return Panel(
         "dynamics", "Error of the dynamics", svg(figure, "Error of the noise model over training steps"), caption
     )
