@@ -93,6 +93,8 @@ class Propose:
     """auto lists spaces of up to 131072 strings and trains a GFlowNet on larger ones"""
     min_distance: int | None = None
     """letters in which any two designs differ at least; by default as many as fill the batch, up to a fifth of the length"""
+    max_distance: int | None = None
+    """letters in which a design may differ from the nearest measured sequence; by default as far as the model was tested"""
     controls: str = ""
     """wells with known sequences, with commas between: wild-type,best"""
     replicate: int = 0

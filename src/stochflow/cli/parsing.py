@@ -11,6 +11,7 @@ import tyro
 
 from stochflow.cli.complaints import parsed
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.reading import shown
 from stochflow.runs.config import TASKS, Config, Train, UserTask, find_task, refuse_idle_stick
 
 
@@ -25,6 +26,10 @@ def task_and_flags(command: str, words: list[str]) -> tuple[str, list[str]]:
         raise SystemExit(0 if words else 2)
     if words[0].startswith("-"):
         raise UserError(f"the task comes first: stochflow {command} TASK {words[0]} ...")
+    if words[0].lower().endswith((".csv", ".csv.gz", ".tsv")):
+        raise UserError(
+            f"{shown(words[0])} is a table of measurements, not a task: stochflow design new CAMPAIGN --data {shown(words[0])}"
+        )
     return words[0], words[1:]
 
 

@@ -114,7 +114,7 @@ class Campaign:
             self.store.add_round(
                 {
                     "inputs.json": as_json(inputs),
-                    "model.json": as_json(fitted.figures()),
+                    "model.json": as_json(fitted.figures),
                     "proposal.csv": as_csv(made),
                     "proposal.fasta": fasta(made).encode(),
                     "done.json": as_json(done),

@@ -7,16 +7,15 @@ needs no network; elsewhere a GFlowNet is trained on the acquisition, and a gene
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from stochflow.errors import UserError
 from stochflow.worlds.strings import Strings
 
 LISTED = 1 << 17  # finished strings that are listed
-BUFFER = 1024  # trajectories replayed
 Score = Callable[[Sequence[str]], np.ndarray]  # texts -> the acquisition, larger is better
 
 
@@ -52,12 +51,20 @@ def candidates(
     seed: int,
 ) -> Candidates:
     """At least a few times `count` candidates where the space has so many; `start` = good known strings."""
-    if effort.sampler in ("auto", "exact") and finished_count(env) <= LISTED:
-        return _listed(env, accepts, score, count, seed)
+    if effort.sampler in ("auto", "exact"):
+        texts = listed_texts(env, accepts)
+        if texts is not None:
+            return _listed(texts, score, count, seed)
+        if effort.sampler == "exact":
+            raise UserError(
+                f"--sampler exact lists every string, but there are more than {LISTED} here: take --sampler auto"
+            )
     found = _search(env, accepts, score, start, effort, seed)
     if effort.sampler == "search":
         return found
-    return _trained(env, accepts, score, found, count, effort, seed)
+    from stochflow.design.sampler import Goal, trained
+
+    return trained(env, accepts, [Goal(score, found, count)], None, effort, seed)[0]
 
 
 def finished_count(env: Strings) -> int:
@@ -84,13 +91,51 @@ def sharpness(value: np.ndarray, count: int) -> float:
     return 3.0 / gap if gap > 0 else 1.0
 
 
-def _listed(env: Strings, accepts: Callable[[str], bool], score: Score, count: int, seed: int) -> Candidates:
-    texts = [t for t in all_texts(env) if accepts(t)]
+def candidates_for(
+    env: Strings,
+    accepts: Callable[[str], bool],
+    scores: Sequence[Score],
+    contexts: np.ndarray,
+    start: Sequence[str],
+    counts: Sequence[int],
+    effort: Effort,
+    seed: int,
+) -> list[Candidates]:
+    """Candidates under several acquisitions, `counts` of the first ones; one policy serves all, conditioned on `contexts` [R, C].
+
+    Scores beyond the counts only help to learn how the law changes with its context.
+    """
+    if len(counts) == 1:
+        return [candidates(env, accepts, scores[0], start, counts[0], effort, seed)]
+    texts = listed_texts(env, accepts) if effort.sampler in ("auto", "exact") else None
+    if texts is not None:
+        return [_listed(texts, score, n, seed + i) for i, (score, n) in enumerate(zip(scores, counts, strict=False))]
+    from stochflow.design.sampler import Goal, trained
+
+    less = replace(effort, rounds=max(10, 2 * effort.rounds // len(counts)))
+    found = [_search(env, accepts, score, start, less, seed + i) for i, score in enumerate(scores[: len(counts)])]
+    if effort.sampler == "search":
+        return found
+    goals = [Goal(s, f, n) for s, f, n in zip(scores, found, counts, strict=False)]
+    goals += [Goal(s, None, 0) for s in scores[len(counts) :]]
+    return trained(env, accepts, goals, contexts, effort, seed)
+
+
+def listed_texts(env: Strings, accepts: Callable[[str], bool]) -> list[str] | None:
+    """Every string that may be ordered; None where there are more than `LISTED`."""
+    compiled = getattr(env, "compiled", None)
+    if compiled is not None and compiled.exact:
+        found: list[str] | None = compiled.texts(LISTED)
+        return found
+    return [t for t in all_texts(env) if accepts(t)] if finished_count(env) <= LISTED else None
+
+
+def _listed(texts: list[str], score: Score, count: int, seed: int) -> Candidates:
     value = score(texts)
     beta = sharpness(value, count)
     noise = -np.log(-np.log(np.random.default_rng(seed).random(len(texts)).clip(1e-300)))
     drawn = np.argsort(-(beta * value + noise), kind="stable")[: 20 * count]  # without replacement, by Gumbel's trick
-    note = f"all {len(texts)} strings were listed, and {len(drawn)} drawn exactly in proportion to exp({beta:.3g} x acquisition)"
+    note = f"all {len(texts)} strings were listed, and {len(drawn)} drawn with chances in proportion to their sharpened acquisition (a draw of the best is e^3 times as likely as of rank 4 x batch; beta {beta:.3g})"
     return Candidates([texts[i] for i in drawn], value[drawn], ["drawn"] * len(drawn), [note], beta)
 
 
@@ -159,77 +204,3 @@ def child(env: Strings, parents: Sequence[str], rng: np.random.Generator) -> str
         elif letters:
             letters[place] = letter
     return "".join(letters)
-
-
-# the GFlowNet ---------------------------------------------------------------------------------------------------
-
-
-class _Acquisition:
-    """The acquisition as an oracle over states; every text is scored once."""
-
-    on_device = False
-
-    def __init__(self, env: Strings, score: Score, known: dict[str, float]):
-        self.env, self.score, self.known, self.calls = env, score, known, 0
-
-    def __call__(self, state: Tensor) -> Tensor:
-        texts = self.env.decode(state)
-        new = [t for t in dict.fromkeys(texts) if t not in self.known]
-        if new:
-            self.calls += len(new)
-            self.known.update(zip(new, self.score(new).tolist(), strict=True))
-        found = torch.tensor([self.known[t] for t in texts], dtype=torch.float32)
-        return found.reshape(state.shape[:-1])
-
-
-def _trained(
-    env: Strings, accepts: Callable[[str], bool], score: Score, found: Candidates, count: int, effort: Effort, seed: int
-) -> Candidates:
-    """A policy trained off-policy towards exp(beta x acquisition), half of each batch replayed from the best that search found."""
-    from stochflow.engines.base import Request
-    from stochflow.engines.choose import walk
-    from stochflow.learn.buffer import Buffer
-    from stochflow.learn.objectives import LogVariance
-    from stochflow.learn.rollout import backward_rollout
-    from stochflow.nets.mlp import MLP
-    from stochflow.nets.policy import Policy
-    from stochflow.noise.dynamics import Known
-    from stochflow.scores.rewards import Linear
-    from stochflow.training.sources import Mixed, OnPolicy
-    from stochflow.training.trainer import Trainer
-    from stochflow.types import Task
-    from stochflow.worlds.channels import Exact
-
-    beta = sharpness(found.value, count) if len(found.texts) else 1.0
-    shift = float(found.value.max()) if len(found.texts) else 0.0
-    known = {t: v - shift for t, v in zip(found.texts, found.value.tolist(), strict=True)}
-    oracle = _Acquisition(env, lambda texts: score(texts) - shift, known)
-    task = Task(env, Exact(), oracle, Linear(beta))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        policy = Policy(env, MLP(), seeds=(seed,))
-        elite = found.texts[:BUFFER]
-        buffer = Buffer(env, BUFFER, priority=0.5)
-        if elite:
-            ways = backward_rollout(task, policy, env.encode(elite).unsqueeze(0))
-            buffer.add(ways._replace(score=torch.tensor([[known[t] for t in elite]], dtype=torch.float32)))
-        half = effort.batch // 2
-        fresh = OnPolicy(task, policy, effort.batch - half, explore=0.05)
-        source = Mixed(fresh, buffer, half)
-        trainer = Trainer(task, policy, Known(env, task.channel), LogVariance(), source, lr=2e-3)
-        trainer.train(effort.steps, every=effort.steps)
-        with trainer.averaged(), torch.no_grad():
-            drawn = walk(Request(task, policy, 20 * count), "auto").trajectories
-            texts = [t for t in dict.fromkeys(env.decode(drawn.states[-1][0])) if accepts(t)]
-    drawn_value = np.array([known.get(t, np.nan) for t in texts])
-    missing = [i for i, t in enumerate(texts) if t not in known]
-    if missing:
-        drawn_value[missing] = score([texts[i] for i in missing]) - shift
-    beside = [i for i, t in enumerate(found.texts[: 20 * count]) if t not in set(texts)]
-    note = (
-        f"a GFlowNet was trained for {effort.steps} steps towards exp({beta:.3g} x acquisition) and {len(texts)} different strings drawn; "
-        f"genetic search on the acquisition adds {len(beside)}"
-    )
-    every = [*texts, *[found.texts[i] for i in beside]]
-    value = np.concatenate([drawn_value + shift, found.value[beside]])
-    return Candidates(every, value, ["drawn"] * len(texts) + ["search"] * len(beside), [note], beta)

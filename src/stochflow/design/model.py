@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,15 @@ class Model:
                 made.append(_stretched(part.fitted.predict(x), part.best.calibration.stretch))
         return [joined(made) for made in found]
 
+    @cached_property
     def figures(self) -> list[dict[str, Any]]:
         """What the round's model.json keeps of it."""
         return [self._figures(part) for part in self.parts]
+
+    @property
+    def reach(self) -> int:
+        """The largest distance to a known sequence at which every column's predictions were tested."""
+        return min(max((int(b["to"]) for b in f["by_distance"]), default=1) for f in self.figures)
 
     def _figures(self, part: ColumnModel) -> dict[str, Any]:
         best = part.best

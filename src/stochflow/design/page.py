@@ -43,6 +43,7 @@ class Design:
     far: bool
     values: list[Value]
     exact: str
+    low: str  # 10 % quantile of what is made
     gc: str
     distance: str
     measured: str
@@ -141,6 +142,8 @@ def _batch(page: Page, campaign: Campaign, folder: Path) -> None:
     values = _measured_by_id(campaign)
     reference = "the wild type" if s.wild_type else "the nearest measured sequence"
     page.marks = f"Underlined letters differ from {reference}. Distance: letters to the nearest measured sequence. Intervals hold 80 % of held-out groups."
+    if s.noise:
+        page.marks += " Exact: the chance that the order comes out as written; predictions are expected values of what is made, and below the chance stands their 10 % quantile."
     page.rules = f"All designs meet the rules: {done.get('space')}." if s.rules else ""
     page.notes = [n for n in done.get("notes", []) if "of the" in n and "designs asked for" in n]
     page.law = [n for n in done.get("notes", []) if n not in page.notes]
@@ -190,6 +193,7 @@ def _design(row: Row, campaign: Campaign, measured: dict[str, Row]) -> Design:
         far=row.get("extrapolates") is True,
         values=values,
         exact="" if not isinstance(share, float) else f"{share:.0%}" if share >= 0.01 else f"{share:.1g}",
+        low=", ".join(_number(row[k]) for k in row if k.startswith("made_low")),
         gc="" if not isinstance(row.get("gc"), float) else f"{row['gc']:.0%}",
         distance="" if not isinstance(row.get("distance"), float) else f"{row['distance']:.0f}",
         measured=told,

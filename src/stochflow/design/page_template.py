@@ -100,7 +100,7 @@ ROWS = """{% macro rows(designs) %}
 {% for d in designs %}
 <tr><td>{{ d.well }}</td><td class="seq">{{ d.sequence|safe }}<span class="note">{{ d.id }}{% if d.role %} · {{ d.role }}{% endif %}{% if d.far %} · beyond the tested distance{% endif %}</span></td>
 {% for v in d.values %}<td class="n">{{ v.mean }}{% if v.low %}<span class="note">{{ v.low }} to {{ v.high }}</span>{% endif %}</td>{% endfor %}
-{% if page.shows.exact %}<td class="n">{{ d.exact }}</td>{% endif %}{% if page.shows.gc %}<td class="n few">{{ d.gc }}</td>{% endif %}<td class="n few">{{ d.distance }}</td>{% if page.shows.measured %}<td class="n">{{ d.measured }}</td>{% endif %}</tr>
+{% if page.shows.exact %}<td class="n">{{ d.exact }}{% if d.low %}<span class="note">{{ d.low }}</span>{% endif %}</td>{% endif %}{% if page.shows.gc %}<td class="n few">{{ d.gc }}</td>{% endif %}<td class="n few">{{ d.distance }}</td>{% if page.shows.measured %}<td class="n">{{ d.measured }}</td>{% endif %}</tr>
 {% endfor %}
 </tbody></table></div>
 {% endmacro %}

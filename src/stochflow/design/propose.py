@@ -12,7 +12,7 @@ from stochflow.design import batch as batches
 from stochflow.design.acquisition import ExpectedImprovement, Thompson, acquisition, log_target
 from stochflow.design.data import Measured
 from stochflow.design.features import nearest
-from stochflow.design.generate import Candidates, Effort, candidates
+from stochflow.design.generate import Candidates, Effort, candidates_for
 from stochflow.design.model import Model
 from stochflow.design.objectives import Scale, chance_met, combined, preferences, utility
 from stochflow.design.settings import Ask, Settings
@@ -20,6 +20,7 @@ from stochflow.design.space import Believed, Space
 from stochflow.errors import UserError, did_you_mean
 
 PLANS = 8  # draws or preferences that a batch is divided over
+MORE = 16  # preferences that the policy learns from beside these
 CONTROLS = ("wild-type", "best")
 Row = dict[str, Any]
 
@@ -57,11 +58,19 @@ def propose(
     made: list[tuple[str, Plan, str, float]] = []
     notes: list[str] = []
     distances: list[int] = []
-    for plan in _plans(settings, ask, wanted, seed):
-        score = _scorer(settings, scale, believed, plan, ask, known.measured)
-        part = _offer(space, score, start, plan.count, ask, seed + 7919 * len(notes))
+    plans = _plans(settings, ask, wanted, seed)
+    every, contexts = _goals(settings, plans, seed)
+    scores = [_scorer(settings, scale, believed, plan, ask, known.measured) for plan in every]
+    limit = max(2, model.reach) if ask.max_distance is None else ask.max_distance
+    scores = [_near(score, known.measured.sequences, limit) for score in scores]
+    effort = Effort(steps=ask.steps, sampler=ask.sampler)
+    counts = [p.count for p in plans]
+    offers = candidates_for(space.env, space.accepts, scores, contexts, start, counts, effort, seed)
+    for plan, part in zip(plans, offers, strict=True):
+        part, dropped = _within(part, known.measured.sequences, limit)
         chosen = batches.spread(part.texts, part.value, plan.count, ask.min_distance, excluded | set(taken), taken)
-        notes += [*part.notes, *([chosen.sentence(len(part.texts))] if chosen.short else [])]
+        chosen.lost[f"are more than {limit} letters from every measured sequence"] = dropped
+        notes += [*part.notes, *([chosen.sentence(len(part.texts) + dropped)] if chosen.short else [])]
         distances.append(chosen.distance)
         for i in chosen.chosen:
             made.append((part.texts[i], plan, part.source[i], float(part.value[i])))
@@ -79,6 +88,7 @@ def propose(
         "asked": ask.batch,
         "controls": len(fixed),
         "min_distance": min(distances),
+        "max_distance": limit,
         "orders_exact": believed.exact,
         "space": space.summary,
         "notes": list(dict.fromkeys(notes)),
@@ -86,9 +96,32 @@ def propose(
     return rows, done
 
 
-def _offer(space: Space, score: Any, start: Sequence[str], count: int, ask: Ask, seed: int) -> Candidates:
-    effort = Effort(steps=ask.steps, sampler=ask.sampler)
-    return candidates(space.env, space.accepts, score, start, count, effort, seed)
+def _near(score: Any, known: Sequence[str], limit: int) -> Any:
+    """The acquisition, falling by e^-2 (or two units) with every letter beyond `limit` from the nearest measured sequence."""
+
+    def limited(texts: Sequence[str]) -> np.ndarray:
+        value: np.ndarray = score(texts)
+        return value - 2.0 * np.maximum(nearest(texts, known)[1] - limit, 0)
+
+    return limited
+
+
+def _within(part: Candidates, known: Sequence[str], limit: int) -> tuple[Candidates, int]:
+    """The candidates within the limit, and how many were not."""
+    near = np.flatnonzero(nearest(part.texts, known)[1] <= limit)
+    kept = Candidates(
+        [part.texts[i] for i in near], part.value[near], [part.source[i] for i in near], part.notes, part.beta
+    )
+    return kept, len(part.texts) - len(near)
+
+
+def _goals(settings: Settings, plans: Sequence[Plan], seed: int) -> tuple[list[Plan], np.ndarray]:
+    """The plans and, with several columns, preferences between them that the policy also learns from; contexts [R, C]."""
+    if len(settings.columns) == 1:
+        return list(plans), np.eye(len(plans))
+    more = preferences(settings.columns, MORE + 1, seed + 1)[1:]
+    every = [*plans, *[Plan(w, 0, 0) for w in more]]
+    return every, np.stack([p.preference for p in every])
 
 
 def _plans(settings: Settings, ask: Ask, wanted: int, seed: int) -> list[Plan]:
@@ -200,10 +233,10 @@ def _described(
     rows: list[Row] = [{"sequence": t, "role": "design"} for t in texts]
     _add_predictions(rows, texts, believed, settings)
     at, far = nearest(texts, known.measured.sequences)
-    reach = [max((b["to"] for b in f["by_distance"]), default=0) for f in model.figures()] if model.parts else [0]
     value = np.array([m[3] for m in made])
     groups = batches.clusters(texts, value)
     chances = believed.synthesis.chance_exact(texts).tolist() if believed.synthesis is not None else None
+    lows = believed.low(texts) if believed.synthesis is not None else None
     nucleic = set(settings.alphabet) <= set("ACGTU")
     for i, (row, (text, plan, source, worth)) in enumerate(zip(rows, made, strict=True)):
         row["acquisition"] = worth
@@ -211,13 +244,16 @@ def _described(
         row["cluster"] = int(groups[i])
         row["nearest_measured"] = known.measured.sequences[at[i]]
         row["distance"] = int(far[i])
-        row["extrapolates"] = bool(far[i] > min(reach))
+        row["extrapolates"] = bool(far[i] > model.reach)
         if nucleic:
             row["gc"] = round(sum(c in "GC" for c in text) / max(len(text), 1), 4)
         if settings.wild_type:
             row["edits"] = edits(settings.wild_type, text)
         if chances is not None:
             row["chance_exact"] = round(float(chances[i]), 6)
+        if lows is not None:
+            for column, low in zip(settings.columns, lows, strict=True):
+                row["made_low" if len(settings.columns) == 1 else f"made_low_{column.name}"] = float(low[i])
         if len(settings.columns) > 1:
             row["preference"] = " ".join(f"{w:.3f}" for w in plan.preference)
         row["reason"] = _reason(row, settings, ask)

@@ -104,6 +104,7 @@ class Ask:
     model: Literal["auto", "ensemble", "ridge", "gp", "forest"] = "auto"
     sampler: Literal["auto", "exact", "gflownet", "search"] = "auto"
     min_distance: int | None = None
+    max_distance: int | None = None
     controls: tuple[str, ...] = ()
     replicate: int = 0
     steps: int = 300
@@ -112,8 +113,10 @@ class Ask:
     def check(self) -> Ask:
         if self.batch < 1 or self.batch > 100_000:
             raise UserError(f"--batch {self.batch} must lie between 1 and 100000")
-        if self.replicate < 0 or self.steps < 1 or (self.min_distance is not None and self.min_distance < 0):
-            raise UserError("--replicate and --min-distance must not be negative, and --steps must be at least 1")
+        if self.replicate < 0 or self.steps < 1 or min(self.min_distance or 0, self.max_distance or 0) < 0:
+            raise UserError(
+                "--replicate, --min-distance and --max-distance must not be negative, and --steps must be at least 1"
+            )
         if self.replicate + len(self.controls) >= self.batch:
             raise UserError(
                 f"--batch {self.batch} has no well left beside {self.replicate} repeats and {len(self.controls)} controls: make it larger"

@@ -82,7 +82,7 @@ class Believed:
     """Predictions of orders: the model's own without noise, else averaged over what an order may become; exact where listed."""
 
     def __init__(self, model: Model, space: Space, settings: Settings, seed: int):
-        self.model, self.exact = model, True
+        self.model, self.exact, self.seed, self.columns = model, True, seed, settings.columns
         self._table: list[Prediction] | None = None
         self._index: dict[str, int] = {}
         self.synthesis = None if settings.noise is None else make_synthesis(settings.noise, settings.alphabet)
@@ -103,6 +103,19 @@ class Believed:
             at = np.array([self._index[t] for t in texts], dtype=np.int64)
             return [Prediction(p.mean[at], p.sd[at], p.draws[:, at]) for p in self._table]
         return self.model.predict(texts) if self._orders is None else self._orders.predict(texts)
+
+    def low(self, texts: Sequence[str], makings: int = 256) -> list[np.ndarray]:
+        """Per column, the value [N] that nine in ten makings of each order are predicted to be at least as good as (10 % quantile)."""
+        assert self.synthesis is not None
+        made = self.synthesis.make(list(texts), makings, seed=self.seed)
+        width = self.model.features.length
+        flat = [m[:width] for row in made for m in row]
+        different = {t: i for i, t in enumerate(dict.fromkeys(flat))}
+        at = np.array([different[t] for t in flat], dtype=np.int64).reshape(len(texts), -1)
+        found = []
+        for column, p in zip(self.columns, self.model.predict(list(different)), strict=True):
+            found.append(column.sign * np.quantile(column.sign * p.mean[at], 0.1, axis=1))
+        return found
 
 
 def _through(table: np.ndarray, p: Prediction, length: int) -> Prediction:

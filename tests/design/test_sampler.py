@@ -1,0 +1,60 @@
+"""The GFlowNet of a campaign draws in proportion to the sharpened acquisition: its exact law against the target's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from stochflow.design.generate import Candidates, Effort, all_texts, candidates
+from stochflow.design.sampler import Goal, learned
+from stochflow.law.exact import Graph, exact_law
+from stochflow.worlds.strings import Strings
+
+ENV = Strings("ACGT", 4)
+TEXTS = all_texts(ENV)
+
+
+def gc(texts):
+    return np.array([t.count("G") + t.count("C") + 2.0 * ("AT" in t) for t in texts])
+
+
+def at(texts):
+    return np.array([t.count("A") + t.count("T") - 1.0 * t.startswith("G") for t in texts])
+
+
+def law_of(trainer, row=None):
+    """[256] over finished strings, in the order of `TEXTS`."""
+    env = trainer.task.env
+    with trainer.averaged():
+        found = exact_law(Graph(env, row), trainer.task.channel, trainer.policy)
+    return np.asarray(found.squeeze(0))[-len(TEXTS) :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contexts", [None, np.array([[1.0, 0.0], [0.0, 1.0]])], ids=["alone", "two preferences"])
+def test_the_law_is_the_sharpened_acquisition(contexts):
+    torch.manual_seed(0)
+    scores = [gc] if contexts is None else [gc, at]
+    goals = [Goal(s, Candidates(TEXTS[::3], s(TEXTS[::3]), ["search"] * 86), 8) for s in scores]
+    trainer = learned(ENV, goals, contexts, Effort(steps=1500), 0)
+    for row, score in enumerate(scores):
+        target = np.exp(trainer.task.oracle.beta[row] * score(TEXTS))
+        target /= target.sum()
+        law = law_of(trainer, None if contexts is None else row)
+        assert 0.5 * np.abs(law - target).sum() < 0.08
+
+
+def test_listed_candidates_are_drawn_in_proportion():
+    """Without replacement, by Gumbel's trick: the first of many independent draws follows the target itself."""
+    first = [candidates(ENV, lambda t: True, gc, [], 1, Effort(), seed) for seed in range(1500)]
+    beta = first[0].beta
+    target = np.exp(beta * gc(TEXTS))
+    target /= target.sum()
+    drawn = np.array([TEXTS.index(c.texts[0]) for c in first])
+    groups = np.clip(gc(TEXTS)[drawn], 2, 4)  # few draws have less than 2 or more than 4
+    mass = [target[np.clip(gc(TEXTS), 2, 4) == g].sum() for g in (2, 3, 4)]
+    counts = [int((groups == g).sum()) for g in (2, 3, 4)]
+    assert min(mass) * 1500 > 5
+    assert chisquare(counts, np.array(mass) * 1500).pvalue > 1e-4
