@@ -198,10 +198,10 @@ def arm_random(s: State) -> list[str]:
 
 
 def arm_ga(s: State) -> list[str]:
-    from stochflow.design.generate import Effort, _search
+    from stochflow.design.generate import Effort, search
 
     start = sorted(s.known, key=lambda t: -s.known[t])[:256]
-    found = _search(s.env, s.world.accepts, lambda texts: s.model(texts).mean, start, Effort(), s.seed)
+    found = search(s.env, s.world.accepts, lambda texts: s.model(texts).mean, start, Effort(), s.seed)
     return s.open(found.texts, found.value)
 
 
@@ -259,8 +259,9 @@ def _ours(s: State, channel: np.ndarray | None) -> list[str]:
     """
     from stochflow.design.acquisition import ExpectedImprovement, log_target
     from stochflow.design.batch import spread
-    from stochflow.design.generate import Effort, candidates
+    from stochflow.design.generate import Effort
     from stochflow.design.model import through
+    from stochflow.design.offers import candidates
     from stochflow.design.surrogates import Prediction
 
     ranked = sorted(s.known.values(), reverse=True)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from stochflow.design.generate import Candidates, Effort, all_texts, candidates
+from stochflow.design.generate import Candidates, Effort, all_texts
+from stochflow.design.offers import candidates
 from stochflow.design.sampler import Goal, learned
 from stochflow.law.exact import Graph, exact_law
 from stochflow.worlds.strings import Strings

@@ -97,13 +97,14 @@ def wells(count: int) -> list[str]:
     return [f"{i // 96 + 1}:{name}" for i, name in enumerate(names)] if many else names
 
 
-def clusters(texts: Sequence[str], value: np.ndarray, share: float = 0.35) -> np.ndarray:
-    """[N] cluster numbers from 1, best first: a design joins the nearest better one within this share of its letters."""
+def clusters(texts: Sequence[str], value: np.ndarray, share: float = 0.7) -> np.ndarray:
+    """[N] cluster numbers from 1, best first: a design joins the nearest better one within this share of the mean distance."""
     gap = distances(texts, texts)
+    radius = share * float(gap[np.triu_indices(len(texts), 1)].mean()) if len(texts) > 1 else 0.0
     heads: list[int] = []
     found = np.zeros(len(texts), dtype=np.int64)
     for i in np.argsort(-value, kind="stable"):
-        near = [h for h in heads if gap[i, h] <= share * len(texts[i])]
+        near = [h for h in heads if gap[i, h] <= radius]
         if near:
             found[i] = found[min(near, key=lambda h: gap[i, h])]
         else:

@@ -7,12 +7,11 @@ needs no network; elsewhere a GFlowNet is trained on the acquisition, and a gene
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from stochflow.errors import UserError
 from stochflow.worlds.strings import Strings
 
 LISTED = 1 << 17  # finished strings that are listed
@@ -41,32 +40,6 @@ class Effort:
     sampler: str = "auto"  # auto | exact | gflownet | search
 
 
-def candidates(
-    env: Strings,
-    accepts: Callable[[str], bool],
-    score: Score,
-    start: Sequence[str],
-    count: int,
-    effort: Effort,
-    seed: int,
-) -> Candidates:
-    """At least a few times `count` candidates where the space has so many; `start` = good known strings."""
-    if effort.sampler in ("auto", "exact"):
-        texts = listed_texts(env, accepts)
-        if texts is not None:
-            return _listed(texts, score, count, seed)
-        if effort.sampler == "exact":
-            raise UserError(
-                f"--sampler exact lists every string, but there are more than {LISTED} here: take --sampler auto"
-            )
-    found = _search(env, accepts, score, start, effort, seed)
-    if effort.sampler == "search":
-        return found
-    from stochflow.design.sampler import Goal, trained
-
-    return trained(env, accepts, [Goal(score, found, count)], None, effort, seed)[0]
-
-
 def finished_count(env: Strings) -> int:
     """How many finished strings the alphabet and the lengths allow, rules aside."""
     shortest = env.length if env.min_length is None else env.min_length
@@ -91,36 +64,6 @@ def sharpness(value: np.ndarray, count: int) -> float:
     return 3.0 / gap if gap > 0 else 1.0
 
 
-def candidates_for(
-    env: Strings,
-    accepts: Callable[[str], bool],
-    scores: Sequence[Score],
-    contexts: np.ndarray,
-    start: Sequence[str],
-    counts: Sequence[int],
-    effort: Effort,
-    seed: int,
-) -> list[Candidates]:
-    """Candidates under several acquisitions, `counts` of the first ones; one policy serves all, conditioned on `contexts` [R, C].
-
-    Scores beyond the counts only help to learn how the law changes with its context.
-    """
-    if len(counts) == 1:
-        return [candidates(env, accepts, scores[0], start, counts[0], effort, seed)]
-    texts = listed_texts(env, accepts) if effort.sampler in ("auto", "exact") else None
-    if texts is not None:
-        return [_listed(texts, score, n, seed + i) for i, (score, n) in enumerate(zip(scores, counts, strict=False))]
-    from stochflow.design.sampler import Goal, trained
-
-    less = replace(effort, rounds=max(10, 2 * effort.rounds // len(counts)))
-    found = [_search(env, accepts, score, start, less, seed + i) for i, score in enumerate(scores[: len(counts)])]
-    if effort.sampler == "search":
-        return found
-    goals = [Goal(s, f, n) for s, f, n in zip(scores, found, counts, strict=False)]
-    goals += [Goal(s, None, 0) for s in scores[len(counts) :]]
-    return trained(env, accepts, goals, contexts, effort, seed)
-
-
 def listed_texts(env: Strings, accepts: Callable[[str], bool]) -> list[str] | None:
     """Every string that may be ordered; None where there are more than `LISTED`."""
     compiled = getattr(env, "compiled", None)
@@ -130,7 +73,7 @@ def listed_texts(env: Strings, accepts: Callable[[str], bool]) -> list[str] | No
     return [t for t in all_texts(env) if accepts(t)] if finished_count(env) <= LISTED else None
 
 
-def _listed(texts: list[str], score: Score, count: int, seed: int) -> Candidates:
+def listed(texts: list[str], score: Score, count: int, seed: int) -> Candidates:
     value = score(texts)
     beta = sharpness(value, count)
     noise = -np.log(-np.log(np.random.default_rng(seed).random(len(texts)).clip(1e-300)))
@@ -142,7 +85,7 @@ def _listed(texts: list[str], score: Score, count: int, seed: int) -> Candidates
 # search ---------------------------------------------------------------------------------------------------------
 
 
-def _search(
+def search(
     env: Strings, accepts: Callable[[str], bool], score: Score, start: Sequence[str], effort: Effort, seed: int
 ) -> Candidates:
     """A genetic search on the acquisition: crossover and point mutations, insertions and deletions where lengths vary."""

@@ -103,7 +103,7 @@ def collect(campaign: Campaign) -> Page:
     page = Page(
         name=campaign.path.name,
         folder=str(campaign.path.name),
-        about=f"{kind}, {size} letters · {len(measured.sequences)} sequences measured · {len(rounds)} rounds proposed",
+        about=f"{kind}, {size} letters · {len(measured.sequences)} sequences measured · {len(rounds)} round{'s' if len(rounds) != 1 else ''} proposed",
         verdict="; ".join(said) + ".",
         tiles=_tiles(campaign, history),
         columns=[c.name if len(s.columns) > 1 else f"predicted {c.name}" for c in s.columns],

@@ -5,7 +5,7 @@ from __future__ import annotations
 STYLE = """
 .seq { font-family: ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; font-size: .9em; white-space: normal; }
 .seq span { white-space: nowrap; display: inline-block; margin-right: .5ch; } .seq b { color: var(--c2); text-decoration: underline; text-underline-offset: 2px; }
-td.seq { min-width: min(11ch, 40vw); } .long td.seq { min-width: min(34ch, 62vw); }
+td.seq { min-width: min(11ch, 40vw); } .long td.seq { min-width: min(34ch, 48vw); }
 .bar { position: relative; display: inline-block; width: 6rem; height: .5rem; background: var(--rule); border-radius: 3px; vertical-align: middle; }
 .bar i { position: absolute; top: 0; bottom: 0; background: var(--c1); opacity: .45; border-radius: 3px; } .bar u { position: absolute; top: -.15rem; bottom: -.15rem; width: 2px; background: var(--ink); }
 .full { grid-column: 1 / -1; } details.page { margin-top: 2rem; } td .note { display: block; } .plate { table-layout: fixed; }

@@ -12,9 +12,10 @@ from stochflow.design import batch as batches
 from stochflow.design.acquisition import ExpectedImprovement, Thompson, acquisition, log_target
 from stochflow.design.data import Measured
 from stochflow.design.features import nearest
-from stochflow.design.generate import Candidates, Effort, candidates_for
+from stochflow.design.generate import Candidates, Effort
 from stochflow.design.model import Model
 from stochflow.design.objectives import Scale, chance_met, combined, preferences, utility
+from stochflow.design.offers import candidates_for
 from stochflow.design.settings import Ask, Settings
 from stochflow.design.space import Believed, Space
 from stochflow.errors import UserError, did_you_mean
