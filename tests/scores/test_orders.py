@@ -252,3 +252,11 @@ def test_a_grid_has_no_open_loop():
     assert isinstance(grid_task().env, Grid)
     with pytest.raises(UserError, match="open_loop"):
         configure("grid", open_loop=True)
+
+
+@pytest.mark.slow
+def test_the_law_of_orders_is_learned_on_tfbind8(tmp_path):
+    """Against the law that enumeration gives, exact TV."""
+    done = train("tfbind8", stick=0.1, open_loop=True, steps=400, out=str(tmp_path / "run"))
+    assert done.summary["floor_tv"] == pytest.approx(0, abs=1e-9)
+    assert done.summary["tv"] < 0.06

@@ -41,7 +41,7 @@ def compile_rules(rules: Rules, alphabet: str, lengths: int | tuple[int, int], a
             if not approximate:
                 raise UserError(
                     f"the rule '{problem.rule}' {problem.words}: loosen it, leave it out, or let it be checked after drawing "
-                    "(rules-approximate), without a count and without uniform draws"
+                    "(--rules-approximate, or approximate=True), without a count and without masks that know of it"
                 ) from None
             held.remove(problem.rule)
             left_out.append(problem.rule)
