@@ -111,12 +111,17 @@ PIECES = (
     Piece("early states once", "cuda", "grid2/512 grid4/512 tfbind8/512 tfbind8/4096",
           ((C + "early.py", "_worth_sharing(policy, steps, batch) if numbers(policy.env) else None", "None"),), (C + "early",), 45),
     Piece("letters of long alphabets one by one", "cuda", "bits/16 bits/512", ((C + "gradient.py", "self.net.features > MANY_FEATURES", "self.net.features > 1 << 30"),), (C + "letter_gradients.cu", C + "gradient:_letter_kernel"), 12),
-    Piece("rewards looked up by number", "cuda", "grid2/16 tfbind8/16 tfbind8/512", (("training/trainer.py", "worth.of_all(task, device) if not plain else None", "None"),), ("scores/worth",), 20),
+    Piece("rewards looked up by number", "cuda", "grid2/16 tfbind8/16 tfbind8/512", (("training/trainer.py", "known = worth.of_all(task, device) if", "known = None if"),), ("scores/worth",), 20),
     Piece("random numbers by key and step", "cuda", "grid2/16 tfbind8/16 bits/16", ((C + "walk.py", "    keyed = True\n", "    keyed = False\n"),), ("training/sources:_keep_key",), 14),
     Piece("several trajectories per block", "cuda", "grid4/512 tfbind8/512 bits/512 tfbind8/4096", ((C + "walk.py", "    return min(threads // 32, 1 if walks <= 132", "    return min(1, 1 if walks <= 132"),), (), 3),
     Piece("weights of the walk in registers", "cuda", GPU, ((C + "walk.py", "    held = min(fours, (HELD if small else HELD_BESIDE)[rows])", "    held = 1"),), (), 12),
     Piece("weights of the walk in shared memory", "cuda", GPU, ((C + "walk.py", "placed[name] = int(through and shared + more <= most)", "placed[name] = 0"),), (), 12),
     Piece("sums of weight gradients in shares", "cuda", GPU, ((C + "gradient.py", "parts = min(-(-of.rows // SHARE), max(1, programs // (tiles * of.policy.num_seeds)))", "parts = 1"),), (), 12),
+    Piece("tensor cores in a walk", "cuda", "tfbind8/4096 bits/4096 grid4/4096", ((C + "walk.cu", "#define TENSOR (ROWS == 8 && UNITS == 4 && SHARES == 4)", "#define TENSOR 0"),), (), 50),
+    Piece("a large head in shared memory", "cuda", "bits/16 bits/512", ((C + "walk.py", "head_kept = max(0, min(max(4, hidden * kept // threads // 4), (most - shared) // (16 * threads) * 4))", "head_kept = 0"),), (), 8),
+    Piece("small tiles of the backward pass", "cuda", "grid2/16 grid4/16 tfbind8/16 bits/16", ((C + "gradient.py", "    if hidden >= BLOCK and -(-some // BLOCK) * across >= MANY_BLOCKS:", "    if hidden >= BLOCK:"),), (), 25),
+    Piece("large tiles of the backward pass", "cuda", "grid4/512 tfbind8/512 bits/512 tfbind8/4096", ((C + "gradient.py", "    if hidden >= BLOCK and -(-some // BLOCK) * across >= MANY_BLOCKS:", "    if hidden > 1 << 30:"),), (), 25),
+    Piece("pieces of trajectories in the noise kernels", "cuda", "noise/16 noise/512", ((C + "noise.py", "piece = LENGTH if seeds * batch > FEW else LENGTH // 2", "piece = 32"),), (), 10),
 )  # fmt: skip
 
 

@@ -417,6 +417,23 @@ def rebuilt(found: Found) -> str:
     return lines(["task", "batch", "before, ms", "now, ms", "ratio"], rows) + "\n\n" + made
 
 
+def without_four(found: Found) -> str:
+    """What four small optimisations win together: the same rows with and without them."""
+    beside = {kind: json.loads((RESULTS / f"{name}.json").read_text())[kind] for kind, name in (("speed", "speed_rebuilt_gpu"), ("noise", "speed_rebuilt_gpu"), ("seeds", "speed_gpu"))}
+    rows = []
+    for kind, each in beside.items():
+        with_them = {(r["task"], r["batch"], r.get("seeds", 1)): r["stochflow"]["ms"] for r in each}
+        for r in found[kind]:
+            seeds = r.get("seeds", 1)
+            ratio = r["stochflow"]["ms"] / with_them[r["task"], r["batch"], seeds]
+            if ratio >= 1.05 and (kind != "seeds" or seeds > 1):
+                name = TITLES[r["task"]] + (", learned noise" if kind == "noise" else "")
+                rows.append((ratio, [name, str(r["batch"]), str(seeds), f"{ratio:.2f}"]))
+    rows.sort(key=lambda row: -row[0])
+    return lines(["task", "batch", "seeds", "slower without the four"], [row for _, row in rows])
+
+
+TABLES["four-gpu"] = ("speed_without_four_gpu", without_four)
 TABLES["rebuilt-gpu"] = ("speed_rebuilt_gpu", rebuilt)
 TABLES["pieces-cpu"] = ("pieces_cpu", pieces)
 TABLES["pieces-gpu"] = ("pieces_gpu", pieces)

@@ -183,6 +183,7 @@ def test_launches_cover_all_steps_and_all_trajectories_and_fit_the_chip(launches
         assert defines["ROWS"] <= launch.threads // 32
         assert 1 <= launch.grid[0] <= -(-batch // defines["ROWS"])  # a block without a trajectory would be idle
         assert launch.grid[1] == seeds
+        assert 0 <= defines["HEAD_KEPT"] <= defines["H"] * defines["COLUMNS"] // launch.threads // 2
     assert at == env.horizon + (traced and not env.tree)
 
 

@@ -39,10 +39,10 @@ MOST_STATES = 1 << 19  # of a batch, reached or not
 MOST_BATCH = 8192
 MOST_STEPS = 512  # a thread each
 LEAST_WIDTH = 32
-BLOCK, DEPTH = 64, 32  # inputs and outputs of a tile of weights, and how much is multiplied at a time
-TILE = 32  # states and inputs of a block of `backward`
+BLOCK, DEPTH = 64, 32  # inputs and outputs of a tile, and how much is multiplied at a time
 STAGES = 3  # copies in flight;
-MOST_STAGES = 9  # of `backward`: everything at once
+MOST_STAGES = 9  # of small tiles: everything at once
+MANY_BLOCKS = 160  # of `backward`; where there would be fewer, tiles are half as large, to fill the device
 REACHED = 8  # about one of so many states is reached, where trajectories may end early,
 LEAST_BLOCKS = 528  # and at least so many blocks are started
 PROGRAMS, SHARE = 528, 32  # blocks of `weight_gradients`, all together, and states of one at least
@@ -210,8 +210,8 @@ def _layers(of: Sizes, found: Found, walk: Walk, flat: FlatParameters) -> None:
         (found.d_sums, found.d_hidden, made.sums, net.two.weight, 0),
     ):
         backward(
-            (plan.lines, -(-(net.hidden + width) // TILE), seeds),
-            128,
+            (plan.lines, -(-(net.hidden + width) // plan.tile), seeds),
+            256 if plan.tile == BLOCK else 128,
             [
                 d_inputs, d_table, d_outputs, inputs, weight, place, found.listed, found.counts, of.rows, shared_states,
                 net.rows, width, weight.shape[2], d_outputs.shape[2],
@@ -263,6 +263,7 @@ def _residuals_kernel(of: Sizes) -> tuple[Kernel, int, int]:
 
 
 class BackwardPlan(NamedTuple):
+    tile: int  # states and inputs of a block
     stages: int
     lines: int  # blocks that share the states of a seed
     staged: int  # bytes of shared memory
@@ -272,16 +273,21 @@ def _backward_plan(of: Sizes) -> BackwardPlan:
     hidden, rows = of.net.hidden, of.rows
     some, across = (
         -(-rows // REACHED) if of.listed else rows,
-        2 * of.policy.num_seeds * -(-(hidden + of.net.width) // BLOCK),
+        of.policy.num_seeds * -(-(hidden + of.net.width) // BLOCK),
     )
-    stages, lines = min(MOST_STAGES, 1 + hidden // DEPTH), -(-rows // TILE)
+    if hidden >= BLOCK and -(-some // BLOCK) * across >= MANY_BLOCKS:
+        tile, stages, staged = BLOCK, STAGES, 4 * STAGES * 2 * BLOCK * (DEPTH + 4)
+    else:
+        tile, stages, across = BLOCK // 2, min(MOST_STAGES, 1 + hidden // DEPTH), 2 * across
+        staged = 4 * stages * 2 * tile * DEPTH
+    lines = -(-rows // tile)
     if of.listed:  # a block without any state takes time to find out
-        lines = min(lines, max(-(-some // TILE), -(-LEAST_BLOCKS // across)))
-    return BackwardPlan(stages, lines, 4 * stages * 2 * TILE * DEPTH)
+        lines = min(lines, max(-(-some // tile), -(-LEAST_BLOCKS // across)))
+    return BackwardPlan(tile, stages, lines, staged)
 
 
 def _backward_kernel(of: Sizes, plan: BackwardPlan) -> Kernel:
-    defines = {"H": of.net.hidden, "TILE": TILE, "DEPTH": DEPTH, "STAGES": plan.stages}
+    defines = {"H": of.net.hidden, "TILE": plan.tile, "DEPTH": DEPTH, "STAGES": plan.stages}
     return of.kernel("backward", plan.staged, defines)
 
 

@@ -20,7 +20,7 @@ MOST_MOVES, WIDTHS = 5, (16, 32, 64)  # what a lane can hold in registers
 WARPS = 4  # per block; fewer in the gradient where each warp's sums do not fit
 RESIDENT = 4  # blocks per multiprocessor for which registers are saved,
 BLOCKS = {"arrivals": 6, "learn": 4}  # and for which there is work
-PIECE = 32  # steps of a piece of a trajectory, which the lanes of a warp hold
+LENGTH, FEW = 8, 256  # steps of a piece, half as many of few trajectories
 
 
 def why_not(dynamics: Dynamics) -> str | None:
@@ -101,8 +101,9 @@ def _kernel(dynamics: Any, plan: Plan) -> Kernel:
 def _launch(dynamics: Any, name: str, traj: Trajectories, given: list[Any]) -> None:
     plan = _plan(dynamics, name)
     steps, seeds, batch = traj.moves.shape
-    blocks = min(-(-batch * -(-steps // PIECE) // plan.warps), max(1, plan.most // seeds))
-    _kernel(dynamics, plan)((blocks, seeds, 1), 32 * plan.warps, [*given, seeds, batch, PIECE])
+    piece = LENGTH if seeds * batch > FEW else LENGTH // 2
+    blocks = min(-(-batch * -(-steps // piece) // plan.warps), max(1, plan.most // seeds))
+    _kernel(dynamics, plan)((blocks, seeds, 1), 32 * plan.warps, [*given, seeds, batch, piece])
 
 
 def _layers(named: dict[str, Any]) -> list[Tensor]:

@@ -19,7 +19,7 @@
 //   BEGIN, END: states to look at; NETWORK; HANDS_ON: another launch follows; TRACE: keep activations
 //   EARLY, EARLY_STATES, EARLY_WIDTH: of the shared states
 //   THREADS, ROWS, UNITS; HELD: groups of four inputs whose weights are in registers; RESIDENT: blocks per multiprocessor
-//   SMALL_HEAD: the head's weights are in shared memory
+//   SMALL_HEAD: the head's weights are in shared memory; else HEAD_KEPT inputs per thread are
 //   REST_SHARED, FIRST_SHARED: whether the rest of the second layer, and the first, fit in shared memory
 //
 // With TRACE, the activations of every state that is reached stay in sums (first layer before its rectifier), hiddens
@@ -33,6 +33,8 @@
 #define REST (NETWORK && FOURS > HELD ? FOURS - HELD : 0)  // fours whose weights are not in registers
 #define CHUNK (ROWS < 4 ? ROWS : 4)  // trajectories at once
 #define LEFT (CHUNK * UNITS > SHARES ? CHUNK * UNITS / SHARES : 1)  // sums that a thread ends up with
+#define TENSOR (ROWS == 8 && UNITS == 4 && SHARES == 4)  // by tensor cores: a warp's units by eight trajectories
+#define WIDE (H + (TENSOR ? 16 : 0))  // row length of the first layer: no bank conflicts
 #define OWNERS (THREADS / H)  // threads that own a unit of the first layer, each for some of the trajectories
 #define OWNED ((ROWS + OWNERS - 1) / OWNERS)
 #define ROW(t, b) ((i64)s * kept + EARLY_STATES + (i64)((t) - EARLY) * batch + (b))  // of a trace
@@ -81,10 +83,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
     int seeds, int batch, int table_rows, int early_rows, int kept) {
     extern __shared__ float memory[];
     Units* rest = (Units*)memory;                                               // [REST * 4, THREADS] of the second layer
-    float* heads = memory + (REST_SHARED ? REST * 4 * THREADS * UNITS : 0);     // [OUT, H + W] of a small head
-    float* firsts = heads + (NETWORK && SMALL_HEAD ? OUT * (H + W) : 0);          // [FEATURES, H]
-    float* x = firsts + (FIRST_SHARED ? FEATURES * H : 0);                      // [ROWS, H] the first layer
-    float* hidden = x + ROWS * H;                                               // [ROWS, H + W] the second, and the table's row
+    float* heads = memory + (REST_SHARED ? REST * 4 * THREADS * UNITS : 0);     // [OUT, H + W]; a large head: [HEAD_KEPT, THREADS, 4]
+    float* firsts = heads + (!NETWORK ? 0 : SMALL_HEAD ? OUT * (H + W) : HEAD_KEPT * 4 * THREADS);  // [FEATURES, H]
+    float* x = firsts + (FIRST_SHARED ? FEATURES * H : 0);                      // [ROWS, WIDE] the first layer
+    float* hidden = x + ROWS * WIDE;                                            // [ROWS, H + W] the second, and the table's row
     float* part = hidden + ROWS * (H + W);                                      // [ROWS, HEAD_SHARES, COLUMNS] of a large head
     float* logit = part + (SMALL_HEAD ? 0 : ROWS * HEAD_SHARES * COLUMNS);      // [ROWS, COLUMNS]
     float* biases = logit + ROWS * COLUMNS;                                     // [COLUMNS] of the head
@@ -116,6 +118,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
         for (int i = 0; i < REST * 4; ++i) copy_async<16>((float*)(rest + i * THREADS + tid), second + INPUT(HELD + i / 4, i % 4) * H, true);
     if (FIRST_SHARED)
         for (int i = tid; i < FEATURES * H / 4; i += THREADS) copy_async<16>(firsts + i * 4, first + i * 4, true);
+    if (!SMALL_HEAD && head_share < HEAD_SHARES)
+        for (int i = 0; i < HEAD_KEPT; ++i) copy_async<16>(heads + (i * THREADS + tid) * 4, mine + i * COLUMNS, true);
     Units weight[NETWORK && FOURS > REST ? (FOURS - REST) * 4 : 1];
 #pragma unroll
     for (int i = 0; NETWORK && i < (FOURS - REST) * 4; ++i) weight[i] = *(const Units*)(second + INPUT(i / 4, i % 4) * H);
@@ -123,9 +127,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
         for (int i = tid; i < OUT * (H + W); i += THREADS) heads[i % OUT * (H + W) + i / OUT] = head[i];
     for (int o = tid; o < COLUMNS; o += THREADS) biases[o] = o < (SMALL_HEAD ? OUT : M) ? head_bias[s * OUT + o] : 0.f;
     const int place = gathered<CHUNK * UNITS, SHARES / 2>(lane);
-    float bias[LEFT];
+    float bias[TENSOR ? UNITS : LEFT];
 #pragma unroll
-    for (int i = 0; i < LEFT; ++i) bias[i] = second_bias[s * H + unit + (place + i) % UNITS];
+    for (int i = 0; i < (TENSOR ? UNITS : LEFT); ++i) bias[i] = second_bias[s * H + unit + (TENSOR ? i : (place + i) % UNITS)];
     float begun = 0.f;  // first layer at the first state
     if (NETWORK) {
         begun = first_bias[s * H + own];
@@ -170,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
             if (!NETWORK || r >= ROWS || feature[r] < 0) continue;
 #pragma unroll
             for (int d = 0; d < BEGIN; ++d) total[i] += rows[(i64)(d * SIZE + state[r * D + d]) * H + own];
-            x[r * H + own] = fmaxf(total[i], 0.f);
+            x[r * WIDE + own] = fmaxf(total[i], 0.f);
             if (TRACE) sums[ROW(BEGIN, from + r) * H + own] = total[i];
         }
         for (int i = tid; NETWORK && i < ROWS * W; i += THREADS) {
@@ -204,6 +208,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
         for (bool going = true; going && t < END; ++t) {
             if (NETWORK) {
                 // the second layer
+                if constexpr (TENSOR) {
+                    const int row = lane / 4;
+                    float whole[2][4] = {}, fine[2][2][4] = {};  // apart: chains of dependent products are slow
+#pragma unroll
+                    for (int four = 0; four < FOURS; ++four) {
+                        const float4 v = *(const float4*)(x + row * WIDE + INPUT(four, 0));
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            const Units w[2] = {WEIGHT(four, half * 2), WEIGHT(four, half * 2 + 1)};
+                            u32 b_lead[2], b_trail[2];
+                            split(half ? v.z : v.x, b_lead[0], b_trail[0]);
+                            split(half ? v.w : v.y, b_lead[1], b_trail[1]);
+#pragma unroll
+                            for (int pair = 0; pair < 2; ++pair) {  // this thread's units
+                                u32 a_lead[4], a_trail[4];
+#pragma unroll
+                                for (int e = 0; e < 4; ++e) split(w[e / 2].of[pair * 2 + e % 2], a_lead[e], a_trail[e]);
+                                multiply(fine[half][pair], a_trail, b_lead);
+                                multiply(whole[pair], a_lead, b_lead);
+                                multiply(fine[half][pair], a_lead, b_trail);
+                            }
+                        }
+                    }
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const int r = lane % 4 * 2 + e;
+                        float made[4];
+#pragma unroll
+                        for (int u = 0; u < 4; ++u) {
+                            const int at = u % 2 * 2 + e;
+                            made[u] = fmaxf(whole[u / 2][at] + (fine[0][u / 2][at] + fine[1][u / 2][at]) + bias[u], 0.f);
+                        }
+                        const float4 all = make_float4(made[0], made[1], made[2], made[3]);
+                        *(float4*)(hidden + r * (H + W) + unit) = all;
+                        if (TRACE && feature[r] >= 0) *(float4*)(hiddens + ROW(t, from + r) * H + unit) = all;
+                    }
+                } else
 #pragma unroll 1
                 for (int c = 0; c < ROWS; c += CHUNK) {
                     bool on = false;
@@ -217,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
                     for (int four = 0; four < FOURS; ++four) {
                         float4 v[CHUNK];
 #pragma unroll
-                        for (int r = 0; r < CHUNK; ++r) v[r] = *(const float4*)(x + (c + r) * H + INPUT(four, 0));
+                        for (int r = 0; r < CHUNK; ++r) v[r] = *(const float4*)(x + (c + r) * WIDE + INPUT(four, 0));
 #pragma unroll
                         for (int i = 0; i < 4; ++i) {
                             const Units w = WEIGHT(four, i);
@@ -256,13 +297,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
                     float4 made[ROWS];
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) made[r] = make_float4(0.f, 0.f, 0.f, 0.f);
-                    const int end = head_share < HEAD_SHARES ? HEAD_SPAN : 0;
-                    constexpr int AT_ONCE = ROWS > 4 ? 1 : 2;
-#pragma unroll AT_ONCE
-                    for (int h = 0; h < end; h += 4) {
+                    auto four = [&](int h, bool here) {
                         float4 w[4];
 #pragma unroll
-                        for (int i = 0; i < 4; ++i) w[i] = __ldg((const float4*)(mine + (h + i) * COLUMNS));
+                        for (int i = 0; i < 4; ++i) w[i] = here ? *(const float4*)(heads + ((h + i) * THREADS + tid) * 4) : __ldg((const float4*)(mine + (h + i) * COLUMNS));
 #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             const float4 v = *(const float4*)(hidden + r * (H + W) + head_share * HEAD_SPAN + h);
@@ -271,7 +309,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
                             made[r].z += v.x * w[0].z + v.y * w[1].z + v.z * w[2].z + v.w * w[3].z;
                             made[r].w += v.x * w[0].w + v.y * w[1].w + v.z * w[2].w + v.w * w[3].w;
                         }
-                    }
+                    };
+                    const int end = head_share < HEAD_SHARES ? HEAD_SPAN : 0;
+                    constexpr int AT_ONCE = ROWS > 4 ? 1 : 2;
+#pragma unroll AT_ONCE
+                    for (int h = HEAD_KEPT; h < end; h += 4) four(h, false);
+#pragma unroll AT_ONCE
+                    for (int h = 0; h < min(HEAD_KEPT, end); h += 4) four(h, true);
 #pragma unroll
                     for (int r = 0; end && r < ROWS; ++r) *(float4*)(part + (r * HEAD_SHARES + head_share) * COLUMNS + column) = made[r];
                     __syncthreads();
@@ -355,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) walk(
                     const int r = i * OWNERS + owner, f = r < ROWS ? feature[r] : -1;
                     if (f < 0) continue;
                     total[i] += rows[(i64)f * H + own] - (APPEND ? 0.f : rows[(i64)(f - 1) * H + own]);
-                    x[r * H + own] = fmaxf(total[i], 0.f);
+                    x[r * WIDE + own] = fmaxf(total[i], 0.f);
                     if (TRACE) sums[ROW(t + 1, from + r) * H + own] = total[i];
                 }
                 for (int i = tid; i < ROWS * W; i += THREADS) {

@@ -199,17 +199,21 @@ def _plan(sizes: dict[str, int], seeds: int, batch: int, most: int, processors: 
     fours = hidden * hidden // threads // units // 4
     rows = _rows(seeds * batch, threads) if through else threads // 32
     held = min(fours, (HELD if small else HELD_BESIDE)[rows])
-    shared = rows * (2 * hidden + width + (5 if sizes["SLIPS"] else 3) * kept + sizes["D"] + 6) + kept
+    shared = rows * (2 * hidden + 16 + width + (5 if sizes["SLIPS"] else 3) * kept + sizes["D"] + 6) + kept
     shared += sizes["OUT"] * (hidden + width) if through and small else 0 if small else rows * 4 * threads
     placed = {}
     wanted = {"REST_SHARED": (fours - held) * 4 * threads * units, "FIRST_SHARED": sizes["FEATURES"] * hidden}
     for name, more in wanted.items():  # what does not fit is read from the cache at every step
         placed[name] = int(through and shared + more <= most)
         shared += more * placed[name]
+    head_kept = 0
+    if through and not small:
+        head_kept = max(0, min(max(4, hidden * kept // threads // 4), (most - shared) // (16 * threads) * 4))
+        shared += head_kept * 4 * threads
     groups = -(-batch // rows)
     together = 256 // hidden if through else 8  # blocks per multiprocessor
     resident = max(1, min(MOST_RESIDENT, together, -(-groups * seeds // processors)))
-    defines = sizes | placed | {"RESIDENT": resident, "ROWS": rows, "HELD": held}
+    defines = sizes | placed | {"HEAD_KEPT": head_kept, "RESIDENT": resident, "ROWS": rows, "HELD": held}
     return Plan(defines, _blocks(groups, seeds, together * processors), threads, 4 * shared)
 
 
