@@ -29,6 +29,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,12 +77,12 @@ def harmed(content: bytes, rng: random.Random) -> bytes:
         return content + content[at:]
     if way == 4:
         words = rng.choice(NUMBERS).encode()
-        found = [m for m in re.finditer(rb"\d+(\.\d+)?", content[:20000])]
+        found = list(re.finditer(rb"\d+(\.\d+)?", content[:20000]))
         m = rng.choice(found) if found else None
         return content if m is None else content[: m.start()] + words + content[m.end() :]
     if way == 5:
         new = json.dumps(rng.choice(WORDS)).encode()
-        found = [m for m in re.finditer(rb'"[^"]*"', content[:20000])]
+        found = list(re.finditer(rb'"[^"]*"', content[:20000]))
         m = rng.choice(found) if found else None
         return content if m is None else content[: m.start()] + new + content[m.end() :]
     new_content = bytearray(content)
@@ -540,7 +541,7 @@ def kills(count: int, seed: int, minutes: float) -> dict[str, Any]:
         spans: dict[str, float] = {}
         for name in RUNS:
             start = time.monotonic()
-            if _forked(lambda name=name: begin(name, place / "whole" / name)):
+            if _forked(partial(begin, name, place / "whole" / name)):
                 raise SystemExit(f"{name} does not run at all")
             spans[name] = time.monotonic() - start
         while done < count and time.monotonic() - begun < minutes * 60:
@@ -548,18 +549,11 @@ def kills(count: int, seed: int, minutes: float) -> dict[str, Any]:
             name = rng.choice(list(RUNS))
             out = place / "killed"
             for _ in range(rng.randrange(1, 4)):  # one run may die several times
-                way = rng.choice(["at a write", "at a write", "SIGKILL", "SIGTERM", "SIGINT", "SIGINT twice"])
-                if way == "at a write":
-                    install = at_a_write(rng, 45)
-                    status = _forked(lambda: (install(), begin(name, out))[0])
-                else:
-                    status = _forked(
-                        lambda: begin(name, out), lambda child: _strike(child, way, rng.random() * spans[name])
-                    )
+                way, status = one_death(name, out, rng, spans[name])
                 if status != 0:
                     ways[way] += 1
                     done += 1
-            if _forked(lambda: begin(name, out)) != 0:
+            if _forked(partial(begin, name, out)) != 0:
                 bad.append({"run": name, "case": done, "what": "could not be taken up again"})
             elif found := difference(out, place / "whole" / name):
                 bad.append({"run": name, "case": done, "what": found})
@@ -568,6 +562,21 @@ def kills(count: int, seed: int, minutes: float) -> dict[str, Any]:
                 print(bad[-1], flush=True)
             shutil.rmtree(out, ignore_errors=True)
     return {"kills": done, "runs": finished, "seed": seed, "ways": dict(sorted(ways.items())), "bad": bad, "seconds": round(time.monotonic() - begun)}  # fmt: skip
+
+
+def one_death(name: str, out: Path, rng: random.Random, span: float) -> tuple[str, int]:
+    """Begin or go on with a run and kill it, in one way or another; the way, and its wait status (0: it was quicker)."""
+    way = rng.choice(["at a write", "at a write", "SIGKILL", "SIGTERM", "SIGINT", "SIGINT twice"])
+    if way != "at a write":
+        after = rng.random() * span
+        return way, _forked(partial(begin, name, out), lambda child: _strike(child, way, after))
+    install = at_a_write(rng, 45)
+
+    def doomed() -> None:
+        install()
+        begin(name, out)
+
+    return way, _forked(doomed)
 
 
 def _strike(child: int, way: str, after: float) -> None:
@@ -598,16 +607,16 @@ def disk(seed: int) -> dict[str, Any]:
         small = place / "small"
         small.mkdir()
         for name in RUNS:
-            _forked(lambda name=name: begin(name, place / "whole" / name))
+            _forked(partial(begin, name, place / "whole" / name))
             for pages in random.Random(seed).sample(range(1, 40), 8):
                 made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={pages * 4096}", "none", str(small)], capture_output=True, text=True)  # fmt: skip
                 if made.returncode:
                     return {"cases": tried, "bad": bad, "note": f"no tmpfs could be mounted: {made.stderr.strip()}"}
                 try:
-                    _forked(lambda name=name: begin(name, small / "run"))
+                    _forked(partial(begin, name, small / "run"))
                     subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
                     tried += 1
-                    if _forked(lambda name=name: begin(name, small / "run")):
+                    if _forked(partial(begin, name, small / "run")):
                         bad.append({"run": name, "pages": pages, "what": "could not be taken up again"})
                     elif found := difference(small / "run", place / "whole" / name):
                         bad.append({"run": name, "pages": pages, "what": found})

@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave us, told in one sentence with its remedy."""
+    """A mistake in what the user gave us, told in one sentence with its remedy: one line, whatever names it quotes."""
+
+    def __init__(self, sentence: str = ""):
+        super().__init__(one_line(str(sentence)))
+
+
+def one_line(text: str, most: int = 4000) -> str:
+    """The text on one line: what is not printable becomes an escape such as \\x1b, and the middle of a long one is left out."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-(most // 2) :]}"
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def need_whole(name: str, value: Any, least: int, remedy: str = "") -> None:
+    """UserError unless this is a whole number of at least `least` that fits into 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise UserError(f"{name} is {value!r}, but it must be a whole number of at least {least}{remedy}")
+
+
+def need_number(name: str, value: Any, above: float | None = None) -> None:
+    """UserError unless this is a finite number, above a bound where one is given."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or (above is not None and not value > above):
+        bound = "" if above is None else f" above {above:g}"
+        raise UserError(f"{name} is {value!r}, but it must be a finite number{bound}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -374,7 +374,7 @@ def _status(words: list[str]) -> int:
 
 
 def _report(words: list[str]) -> int:
-    asked = tyro.cli(Report, args=words, prog="stochflow design report")
+    asked = parsed(Report, words, prog="stochflow design report")
     from stochflow.design.campaign import Campaign
     from stochflow.design.page import write_page
 
@@ -383,7 +383,7 @@ def _report(words: list[str]) -> int:
 
 
 def _simulate(words: list[str]) -> int:
-    asked = tyro.cli(Simulate, args=words, prog="stochflow design simulate")
+    asked = parsed(Simulate, words, prog="stochflow design simulate")
     from stochflow.design.campaign import Campaign
     from stochflow.design.page import write_page
     from stochflow.design.settings import Ask

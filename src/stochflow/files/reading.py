@@ -15,7 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, one_line
+
+__all__ = [
+    "Lines",
+    "Unreadable",
+    "one_line",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "read_json_lines",
+    "read_text",
+    "refuse_link_out",
+    "shown",
+]
 
 MB = 1 << 20
 LIMIT = 64 * MB  # of a file for which nothing else is said
@@ -174,17 +187,6 @@ def shown(thing: object, most: int = 200) -> str:
     """A name, path or value as it may stand in a message: one line, without control characters or terminal escapes."""
     text = os.fspath(thing) if isinstance(thing, os.PathLike) else thing if isinstance(thing, str) else repr(thing)
     return one_line(text, most)
-
-
-def one_line(text: str, most: int = 2000) -> str:
-    """The text on one line: what is not printable becomes an escape such as \\x1b, and the middle of a long one is left out."""
-    if len(text) > most:
-        text = f"{text[: most // 2]} ... {text[-(most // 2) :]}"
-    return "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def _size(count: int) -> str:

@@ -467,6 +467,8 @@ def configure(task: str | Any, /, **settings: Any) -> Config:
     elif task in TASKS:
         fields = [f.name for f in dataclasses.fields(TASKS[task])]
         _refuse_unknown(own, [*fields, *training], f"the settings of {task}")
+    if not isinstance(task, (str, UserTask, *TASKS.values())):
+        raise UserError(f"{task!r} is no task: give a task's name, its settings, or a Task")
     made = task_of(task, own) if isinstance(task, str) else task
     refuse_idle_stick(made, own)
     return Config(made, train_for(made, rest))

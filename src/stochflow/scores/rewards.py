@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_number
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Power:
     ramp: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("beta", "floor", "ramp"):
+            need_number(f"{name} of the reward", getattr(self, name))
         if not self.beta > 0:
             raise UserError(f"beta = {self.beta} must be above 0: it is the exponent of the reward")
         if not self.floor > 0:

@@ -44,6 +44,10 @@ def read_table(path: str | Path, alphabet: str | None = None) -> Read:
                 "a confusion table is square (actions x moves)"
             )
     named = columns or rows
+    if named and len(named) != len(table):
+        raise UserError(
+            f"the confusion table {path} names {len(named)} letters, but has {len(table)} rows of numbers: give each a row"
+        )
     if not named:
         return Read(table, ())
     wanted = list(alphabet) if alphabet is not None else named

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_whole
 from stochflow.ops import PerDevice, arange
 from stochflow.worlds.env import Enumerable
 
@@ -14,6 +14,8 @@ class Grid(Enumerable):
     """States are coordinates in {0..side-1}^ndim; move d adds one to coordinate d; the last move is STOP."""
 
     def __init__(self, ndim: int = 2, side: int = 8):
+        need_whole("ndim of a grid", ndim, -(2**63))
+        need_whole("side of a grid", side, -(2**63))
         if ndim < 1:
             raise UserError(f"a grid needs at least one dimension, not ndim = {ndim}: give --ndim 1 or more")
         if side < 2:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_whole
 from stochflow.ops import arange
 from stochflow.worlds.env import Enumerable
 
@@ -27,6 +27,10 @@ class Strings(Enumerable):
     tree = True
 
     def __init__(self, alphabet: str = DNA, length: int = 8, min_length: int | None = None):
+        if not isinstance(alphabet, str):
+            raise UserError(f"an alphabet is a text of its letters, not {alphabet!r}")
+        for name, value in (("length", length), ("min_length", 0 if min_length is None else min_length)):
+            need_whole(f"{name} of strings", value, -(2**63))
         if len(alphabet) < 2 or len(set(alphabet)) != len(alphabet):
             raise UserError(
                 f"an alphabet needs at least two different letters, each once, but this one is {alphabet!r}"
