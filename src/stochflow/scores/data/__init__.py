@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 
@@ -28,14 +29,18 @@ def tfbind8(table: str = "SIX6_REF_R1") -> np.ndarray:
     """
     if table == SIMPLIFIED:
         return simplified()
+    fetched = Path(os.environ.get("STOCHFLOW_DATA", "")) / f"tfbind8_{table}.npz"
     if table in tables():
         content = files(__name__).joinpath(f"tfbind8_{table}.npz").read_bytes()
+    elif "STOCHFLOW_DATA" in os.environ and fetched.exists():  # where the tables do not ship: see README.md beside this file
+        content = read_bytes(fetched)
     elif os.path.exists(table):
         content = read_bytes(table)
     else:
         raise UserError(
             f"there is no TFBind8 table {table!r}{did_you_mean(table, tables())}: "
-            f"take one of {', '.join(tables())} or the path of a file made by scripts/build_tfbind8.py"
+            f"take one of {', '.join(tables())} or the path of a file made by scripts/build_tfbind8.py "
+            "(files that it made are also found by name in the folder STOCHFLOW_DATA)"
         )
     try:
         raw = unpack_npz(content, shown(table))["scores"]
