@@ -32,7 +32,9 @@ def tfbind8(table: str = "SIX6_REF_R1") -> np.ndarray:
     fetched = Path(os.environ.get("STOCHFLOW_DATA", "")) / f"tfbind8_{table}.npz"
     if table in tables():
         content = files(__name__).joinpath(f"tfbind8_{table}.npz").read_bytes()
-    elif "STOCHFLOW_DATA" in os.environ and fetched.exists():  # where the tables do not ship: see README.md beside this file
+    elif (
+        "STOCHFLOW_DATA" in os.environ and fetched.exists()
+    ):  # where the tables do not ship: see README.md beside this file
         content = read_bytes(fetched)
     elif os.path.exists(table):
         content = read_bytes(table)
