@@ -142,7 +142,10 @@ def test_version_is_said_once_and_the_same_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == stochflow.__version__ == metadata.version("stochflow")
     assert f"version: {stochflow.__version__}" in (ROOT / "CITATION.cff").read_text()
-    assert f"## {stochflow.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    newest = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
+    assert newest.startswith(f"[{stochflow.__version__}]") or (
+        newest.startswith("[Unreleased]") and stochflow.__version__ in newest
+    )
 
 
 def test_every_dependency_of_the_tested_set_is_pinned():
