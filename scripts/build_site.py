@@ -28,7 +28,9 @@ def assemble() -> None:
     for page in SOURCE.rglob("*.md"):
         original = DOCS / page.relative_to(SOURCE)
         parts = FENCED.split(page.read_text())
-        parts[::2] = [LINK.sub(lambda m, o=original, p=page: m[1] + inside(m[2], o, p) + m[3], text) for text in parts[::2]]
+        parts[::2] = [
+            LINK.sub(lambda m, o=original, p=page: m[1] + inside(m[2], o, p) + m[3], text) for text in parts[::2]
+        ]
         page.write_text("".join(parts))
 
 
@@ -98,10 +100,17 @@ def problems(site: Path) -> list[str]:
             there = there / "index.html" if there.is_dir() else there
             if not there.exists():
                 found.append(f"{where} leads nowhere")
-            elif anchor and there in pages and urllib.parse.unquote(anchor) not in pages[there].anchors | {"__codelineno"}:
+            elif (
+                anchor
+                and there in pages
+                and urllib.parse.unquote(anchor) not in pages[there].anchors | {"__codelineno"}
+            ):
                 found.append(f"{where} has no such anchor")
     for sheet in site.rglob("*.css"):
-        found += [f"{sheet.relative_to(site)}: {a} is fetched from elsewhere" for a in re.findall(r"url\(\s*['\"]?(https?:[^)]+)", sheet.read_text())]
+        found += [
+            f"{sheet.relative_to(site)}: {a} is fetched from elsewhere"
+            for a in re.findall(r"url\(\s*['\"]?(https?:[^)]+)", sheet.read_text())
+        ]
     return found
 
 

@@ -10,7 +10,13 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("quickstart.md", "tutorials/own-oracle.md", "tutorials/own-world.md", "tutorials/own-objective.md", "start/first-law.md")
+PAGES = (
+    "quickstart.md",
+    "tutorials/own-oracle.md",
+    "tutorials/own-world.md",
+    "tutorials/own-objective.md",
+    "start/first-law.md",
+)
 
 
 def notebook(page: Path) -> str:

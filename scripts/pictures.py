@@ -44,7 +44,9 @@ def write(made: Any, name: str, title: str) -> None:
         made.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = out.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    text = re.sub(r"font-family: [^;\"]*|font: ([\d.]+)px [^;\"]*", lambda m: f"font-size: {m[1]}px" if m[1] else "", text)
+    text = re.sub(
+        r"font-family: [^;\"]*|font: ([\d.]+)px [^;\"]*", lambda m: f"font-size: {m[1]}px" if m[1] else "", text
+    )
     text = text.replace("<svg ", f'<svg role="img" aria-label="{title}" style="font-family: system-ui, sans-serif" ', 1)
     (OUT / f"{name}.svg").write_text(text[text.index("<svg") :])
     print(OUT / f"{name}.svg")
@@ -77,16 +79,42 @@ def flow() -> None:
         ax.set_title(title, fontsize=10, color=GREY)
         ax.set_xlim(-0.15, 3.0)
         ax.set_ylim(-0.5, 3.6)
-        place = {"": (0, 1.5), "A": (1, 2.5), "B": (1, 0.5), "AA": (2, 3.1), "AB": (2, 2.1), "BA": (2, 0.9), "BB": (2, -0.1)}
+        place = {
+            "": (0, 1.5),
+            "A": (1, 2.5),
+            "B": (1, 0.5),
+            "AA": (2, 3.1),
+            "AB": (2, 2.1),
+            "BA": (2, 0.9),
+            "BB": (2, -0.1),
+        }
         for word, (x, y) in place.items():
             if word:
                 parent = word[:-1]
                 p = first[word] if len(word) == 1 else meant[word] / first[word[0]]
                 a, b = place[parent], (x, y)
-                ax.plot([a[0], b[0]], [a[1], b[1]], color=colour, linewidth=1 + 9 * edge(p), alpha=0.45, solid_capstyle="round", zorder=1)
-                ax.text((a[0] + b[0]) / 2, (a[1] + b[1]) / 2, f"{edge(p):.2f}", fontsize=8, color=GREY, ha="center", va="bottom")
+                ax.plot(
+                    [a[0], b[0]],
+                    [a[1], b[1]],
+                    color=colour,
+                    linewidth=1 + 9 * edge(p),
+                    alpha=0.45,
+                    solid_capstyle="round",
+                    zorder=1,
+                )
+                ax.text(
+                    (a[0] + b[0]) / 2,
+                    (a[1] + b[1]) / 2,
+                    f"{edge(p):.2f}",
+                    fontsize=8,
+                    color=GREY,
+                    ha="center",
+                    va="bottom",
+                )
             ax.plot([x], [y], "o", markersize=17, color="#ffffff", markeredgecolor=GREY, zorder=2)
-            ax.text(x, y, word or "start", fontsize=8 if word else 6, color="#333333", ha="center", va="center", zorder=3)
+            ax.text(
+                x, y, word or "start", fontsize=8 if word else 6, color="#333333", ha="center", va="center", zorder=3
+            )
             if len(word) == 2:
                 ax.text(x + 0.16, y, f"{law[word]:.3f}", fontsize=10, color=colour, va="center")
                 if law is happens:
@@ -109,8 +137,17 @@ def floors() -> None:
     )
     for ax, (name, settings, title, sticks) in zip(axes, worlds, strict=True):
         found = [floor_of(configure(name, stick=s, **settings)) for s in sticks]
-        ax.plot(sticks, [f["naive_tv"] for f in found], "o-", color=ORANGE, label="perfect, but ignores the noise", markersize=4)
-        ax.plot(sticks, [f["floor_tv"] for f in found], "o-", color=GREEN, label="the best any policy can do", markersize=4)
+        ax.plot(
+            sticks,
+            [f["naive_tv"] for f in found],
+            "o-",
+            color=ORANGE,
+            label="perfect, but ignores the noise",
+            markersize=4,
+        )
+        ax.plot(
+            sticks, [f["floor_tv"] for f in found], "o-", color=GREEN, label="the best any policy can do", markersize=4
+        )
         ax.set_title(title, fontsize=10, color=GREY)
         ax.set_xlabel("stick: how often the world ignores the action")
         ax.set_ylim(bottom=-0.005)
