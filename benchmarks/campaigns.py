@@ -1,7 +1,8 @@
 """Campaigns of rounds on landscapes that are known, with a synthesiser that errs or none: which way of choosing a plate is best?
 
     python benchmarks/campaigns.py run tf-10x128 --out benchmarks/results/campaigns --processes 2
-    python benchmarks/campaigns.py table benchmarks/results/campaigns
+    python benchmarks/campaigns.py table benchmarks/results/campaigns/tfbind8.json
+    python benchmarks/campaigns.py plot benchmarks/results/campaigns/tfbind8.json
 
 Every arm has the same first data, the same surrogate (an ensemble, refitted each round), the same number of wells and the same
 random seeds; arms differ in how they choose. What is measured is the value of the sequence that was made, which is known (the
@@ -491,6 +492,36 @@ def table(files: list[Path]) -> str:
     return "\n".join(out) + "\n"
 
 
+def draw(files: list[Path], out: Path) -> None:
+    """Curves of the three studies of ten rounds: the mean of the 128 best made, the mean over seeds and Student's interval."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from scipy.stats import t
+
+    rows = [c for f in files for c in json.loads(f.read_text())["cells"]]
+    names = ["tf-10x128", "tf-slip10-10x128", "tf-slip25-10x128"]
+    titles = ["no noise", "slip .1", "slip .25"]
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained", sharey=True)
+    for ax, name, title in zip(axes, names, titles, strict=True):
+        for i, arm in enumerate(ARMS):
+            curves = np.array([r["curve"] for r in rows if r["study"] == name and r["arm"] == arm])
+            if not len(curves):
+                continue
+            mean, rounds = curves.mean(0), range(1, curves.shape[1] + 1)
+            half = t.ppf(0.975, len(curves) - 1) * curves.std(0, ddof=1) / math.sqrt(len(curves))
+            ax.plot(rounds, mean, label=arm, color=f"C{i}", linewidth=1.4)
+            ax.fill_between(rounds, mean - half, mean + half, color=f"C{i}", alpha=0.2, linewidth=0)
+        ax.set_title(title, fontsize=10)
+        ax.set_xlabel("round")
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("mean of the 128 best made")
+    once = {name: line for ax in axes for line, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=6, fontsize=9, frameon=False)
+    figure.savefig(out, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = parser.add_subparsers(dest="command", required=True)
@@ -505,9 +536,14 @@ def main() -> None:
     one.add_argument("--time-limit", type=float, default=86400.0)
     two = sub.add_parser("table")
     two.add_argument("files", nargs="+", type=Path)
+    three = sub.add_parser("plot")
+    three.add_argument("files", nargs="+", type=Path)
+    three.add_argument("--out", type=Path, default=Path("docs/img/campaigns.png"))
     asked = parser.parse_args()
     if asked.command == "run":
         run(asked)
+    elif asked.command == "plot":
+        draw(asked.files, asked.out)
     else:
         sys.stdout.write(table(asked.files))
 

@@ -62,3 +62,11 @@ def test_the_table_shows_every_arm_with_its_interval(bench, tmp_path):
     shown = bench.table([tmp_path / "cells.json"])
     assert shown.count("| ours |") == 1
     assert "0.910 ± 0.025" in shown  # Student, 2 degrees of freedom: 4.303 * .01 / sqrt(3)
+
+
+def test_the_page_shows_the_committed_cells(bench):
+    """The tables of docs/campaign-results.md are rendered from the committed JSON."""
+    root = FILE.parents[1]
+    page = (root / "docs" / "campaign-results.md").read_text()
+    shown = page.split("tfbind8.json -->\n", 1)[1].split("<!-- end of tables -->")[0]
+    assert shown.strip() == bench.table([root / "benchmarks" / "results" / "campaigns" / "tfbind8.json"]).strip()

@@ -1,0 +1,141 @@
+"""Campaigns under rules and with a synthesiser: every order meets the rules, and what is expected of it is its exact expectation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stochflow.cli import design
+from stochflow.cli.commands import main
+from stochflow.design.campaign import About, Campaign
+from stochflow.design.model import through
+from stochflow.design.objectives import Column, Scale, combined, hypervolume, pareto, preferences, utility
+from stochflow.design.settings import Ask, Noise
+from stochflow.design.space import make_synthesis, substitutions
+from stochflow.design.store import read_csv
+from stochflow.design.surrogates import Prediction
+from stochflow.errors import UserError
+
+QUICK = Ask(model="ridge")
+
+
+@pytest.fixture
+def lab(tmp_path):
+    rng = np.random.default_rng(5)
+    texts = list(dict.fromkeys("".join(rng.choice(list("ACGT"), 7)) for _ in range(50)))
+    lines = [
+        f"{t},{t.count('G') + 0.5 * t.count('C') + 0.1 * rng.normal():.3f},{t.count('T') + 0.1 * rng.normal():.3f}"
+        for t in texts
+    ]
+    (tmp_path / "lab.csv").write_text("\n".join(["seq,y,z", *lines]) + "\n")
+    return tmp_path / "lab.csv"
+
+
+def test_every_order_meets_the_rules(lab, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules.toml").write_text(
+        '[gc]\nlow = 0.2\nhigh = 0.6\n\n[forbidden]\nmotifs = ["GGG"]\n\n[homopolymer]\nlongest = 2\n'
+    )
+    code = main(["design", "new", "plates", "--data", "lab.csv", "--value", "y", "--rules", "rules.toml"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert "meet the rules" in said.out
+    for sampler in ("auto", "search"):
+        rows = Campaign.open("plates").ask(20, Ask(model="ridge", sampler=sampler))
+        for row in rows:
+            text = row["sequence"]
+            assert 0.2 <= sum(c in "GC" for c in text) / 7 <= 0.6
+            assert "GGG" not in text
+            assert not any(3 * c in text for c in "ACGT")
+
+
+@pytest.mark.parametrize("kind", ["slip", "neighbour"])
+def test_the_expectation_of_listed_orders_is_exact(kind):
+    """Position by position against every pair of strings, by the probability that the synthesis itself gives."""
+    from stochflow.design.generate import all_texts
+    from stochflow.worlds.strings import Strings
+
+    texts = all_texts(Strings("ACGT", 3))
+    values = np.random.default_rng(0).random((2, 64))
+    noise = Noise(kind, 0.3)
+    synthesis = make_synthesis(noise, "ACGT")
+    table = substitutions(noise, 4)
+    found = through(table, values, 3)
+    for i in (0, 27, 63):
+        chance = np.exp([synthesis.log_prob(texts[i], made) for made in texts])
+        assert chance.sum() == pytest.approx(1)
+        assert found[:, i] == pytest.approx(values @ chance)
+
+
+def test_a_confusion_table_is_read_by_its_letters(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "noise.csv").write_text("ordered,T,G,C,A\nT,1,0,0,0\nG,0,1,0,0\nC,0,0,1,0\nA,0,0.2,0,0.8\n")
+    assert main(["design", "new", "plates", "--data", "lab.csv", "--value", "y", "--noise", "noise.csv"]) == 0
+    rows = Campaign.open("plates").ask(8, QUICK)
+    for row in rows:
+        assert row["chance_exact"] == pytest.approx(0.8 ** row["sequence"].count("A"), abs=1e-6)
+        assert row["made_low"] <= row["predicted"] + 1e-9
+
+
+def test_a_synthesiser_that_loses_letters(lab, tmp_path):
+    noise = Noise("slip", 0.05, (), 0.02, 0.05)
+    rows = Campaign.new(tmp_path / "plates", lab, About(columns=(Column("y"),), noise=noise)).ask(
+        6, Ask(model="ridge", sampler="search")
+    )
+    assert all(0 < r["chance_exact"] < 0.9 for r in rows)
+
+
+def test_several_columns_spread_over_the_front(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "design",
+        "new",
+        "plates",
+        "--data",
+        "lab.csv",
+        "--maximise",
+        "y",
+        "--minimise",
+        "z",
+        "--weight",
+        "y=2",
+        "--threshold",
+        "z=3",
+    ]
+    assert main(words) == 0
+    assert main(["design", "propose", "plates", "--batch", "16", "--model", "ridge"]) == 0
+    rows = read_csv(tmp_path / "plates/rounds/001/proposal.csv")
+    assert len({r["preference"] for r in rows}) == 8
+    assert rows[0]["preference"] == "0.667 0.333"
+    y = np.array([float(r["predicted_y"]) for r in rows])
+    share = np.array([float(r["preference"].split()[0]) for r in rows])
+    assert np.mean(y[share >= np.median(share)]) > np.mean(y[share < np.median(share)])
+    with pytest.raises(UserError, match="both maximised and minimised"):
+        design.run(["new", "x", "--data", "lab.csv", "--maximise", "y", "--minimise", "y"])
+
+
+def test_fronts_and_hypervolumes_are_those_of_the_drawing():
+    """Three points dominate 3 x 1 + 2 x 1 + 1 x 1 = 6 unit squares; the fourth is dominated; a gap is on no front."""
+    columns = (Column("a"), Column("b", "minimise"))
+    values = np.array([[3.0, -1.0], [2.0, -2.0], [1.0, -3.0], [1.0, -1.0], [9.0, np.nan]])
+    assert pareto(columns, values).tolist() == [True, True, True, False, False]
+    found = hypervolume(columns, values, np.array([0.0, 0.0]))
+    assert found is None or found == pytest.approx(6)
+
+
+def test_the_utility_prefers_as_its_weights_say():
+    z = np.array([[1.0, 0.0, 0.6], [0.0, 1.0, 0.6]])  # two specialists and a hollow compromise
+    assert utility(z, np.array([0.5, 0.5])).argmax() == 2
+    assert utility(z, np.array([0.9, 0.1])).argmax() == 0
+    wishes = preferences((Column("a", weight=3), Column("b")), 6, 0)
+    assert wishes[0].tolist() == [0.75, 0.25]
+    assert np.allclose(wishes.sum(1), 1)
+    columns = (Column("a"), Column("b", "minimise"))
+    scale = Scale.of(columns, np.array([[0.0, 10.0], [1.0, 20.0], [2.0, 30.0]]))
+    p = [
+        Prediction(np.array([2.0]), np.array([0.0]), np.array([[2.0], [2.0]])),
+        Prediction(np.array([10.0]), np.array([0.0]), np.array([[10.0], [10.0]])),
+    ]
+    assert (
+        combined(columns, scale, p, np.array([0.5, 0.5])).mean[0] > 0.05
+    )  # better than 95 % of what was measured in both
