@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import re
 import tempfile
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,7 @@ from stochflow.worlds.rules import (
     Required,
     Rules,
 )
+from stochflow.worlds.rules.read import KINDS
 from stochflow.worlds.strings import PROTEIN, Strings
 
 
@@ -353,7 +356,9 @@ def test_what_cannot_fit_is_refused_before_memory_is_taken(rule):
 
 
 def test_more_edits_than_letters_are_no_rule():
-    assert Rules(EditBudget("ACG", 10**9, indels=True)).compile("ACGT", (1, 5)).exact
+    assert Rules(EditBudget("ACG", 10**9)).compile("ACGT", (1, 5)).count == 64
+    with pytest.raises(UserError, match="no string of 3 letters"):
+        Rules(EditBudget("ACG", 10**9, least=4)).compile("ACGT", 3)
     assert Rules(EditBudget("ACG", 10**9, indels=True)).compile("ACGT", (1, 5)).count == sum(4**n for n in range(1, 6))
 
 
@@ -531,3 +536,29 @@ def test_a_file_that_is_wrong_says_where(tmp_path, text, words):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match="there is no file"):
         Rules.read(tmp_path / "none.toml")
+
+
+ODD = [
+    0, 1, -1, 3, 0.4, 0.6, 1e9, 10**12, math.nan, math.inf, True, "", "A", "ACGT", "both", "NNRY", "[AC]", "(A|C)*", "A{2,3}", "*", "[",
+    "\\", "é", "a", [], ["A"], ["A", 1], [""], {}, {"1": "A"}, {"0": "A"}, {"3": "XX"}, {"A": 1.0}, None, "kyte-doolittle",
+]  # fmt: skip
+
+
+def test_whatever_a_file_holds_is_compiled_or_refused_in_one_sentence():
+    dice = random.Random(4)
+    compiled = 0
+    for _ in range(4000):
+        data = {}
+        for kind in dice.sample(sorted(KINDS), dice.randint(1, 2)):
+            data[kind] = {f.name: dice.choice(ODD) for f in fields(KINDS[kind]) if dice.random() < 0.6}
+        alphabet, lengths = dice.choice(["ACGT", PROTEIN, "01"]), dice.choice([1, 4, (2, 6), (0, 3)])
+        said, made = "", None
+        try:
+            made = Rules.parse(data, "ACGT").compile(alphabet, lengths)
+        except UserError as refusal:
+            said = str(refusal)
+        assert "\n" not in said
+        if made is not None:
+            compiled += 1
+            assert all(made.broken(t) == [] for t in made.sample(2, torch.Generator().manual_seed(0)))
+    assert compiled > 20

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.files.reading import MB, read_text
+from stochflow.files.reading import MB, read_text, shown
 from stochflow.worlds.synthesis import Synthesis
 
 FILE = 256 * MB  # the most that is read
@@ -92,7 +92,9 @@ def read_pairs(path: str | Path, ordered: str = "", sequenced: str = "") -> tupl
         ordered, sequenced = names
     for name, flag in ((ordered or "ordered", "--ordered"), (sequenced or "sequenced", "--sequenced")):
         if name not in names:
-            raise UserError(f'{path} has no column "{name}" but {", ".join(names)}: name the right one with {flag}')
+            raise UserError(
+                f'{path} has no column "{name}" but {shown(", ".join(names))}: name the right one with {flag}'
+            )
         found.append(names.index(name))
     for number, row in enumerate(rows[1:], start=2):
         if len(row) <= max(found):

@@ -10,8 +10,9 @@ from stochflow.worlds.rules.states import DEAD, MOST_ALONE, MOST_BANDS, Automato
 
 def hamming(rule: EditBudget, alphabet: str, longest: int) -> Automaton:
     """States are (letters read, substitutions so far)."""
-    wild, most = rule.wild_type, rule.most
-    wide, size = most + 1, len(rule.wild_type)
+    wild, size = rule.wild_type, len(rule.wild_type)
+    most = min(rule.most, size)  # no distance is larger
+    wide = most + 1
     step = np.full(((size + 1) * wide, len(alphabet)), DEAD, dtype=np.int32)
     for place, w in enumerate(wild):
         for done in range(wide):
@@ -20,7 +21,7 @@ def hamming(rule: EditBudget, alphabet: str, longest: int) -> Automaton:
                 if after <= most:
                     step[place * wide + done, k] = (place + 1) * wide + after
     accept = np.zeros((len(step), longest + 1), dtype=bool)
-    if size <= longest:
+    if size <= longest and rule.least <= most:
         accept[size * wide + rule.least : size * wide + wide, size] = True
     return Automaton(rule, step, accept)
 
