@@ -71,7 +71,7 @@ def test_a_grid_takes_the_columns_as_they_stand(tmp_path):
         ("A,C,G,T\n1,0,0,0\n0,1,0,0\n0,0,1,0\n", "row 1 .* has 4 numbers, but there are 3 rows"),
         ("A,C,G,T\n1,0,0,0\n0,1,zero,0\n0,0,1,0\n0,0,0,1\n", "'zero' in row 2, column 3 is no number"),
         ("A,C,G,T\n1,0,0,0\n0,1,0,0\n0,0,1,-1\n0,0,0,1\n", r"row 3 of 4 \(G\) .* negative"),
-        ("A,C,G,T\n", "names 4 columns, but has 0 rows"),
+        ("A,C,G,T\n", "names 4 letters, but has 0 rows"),
         ("", "it is empty"),
     ],
 )  # fmt: skip

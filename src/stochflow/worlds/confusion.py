@@ -51,11 +51,6 @@ def read_table(path: str | Path, alphabet: str | None = None) -> Read:
     if not named:
         return Read(table, ())
     wanted = list(alphabet) if alphabet is not None else named
-    if not table or len(named) != len(table):
-        raise UserError(
-            f"the confusion table {path} names {len(named)} {'columns' if columns else 'rows'}, but has {len(table)} rows of numbers: "
-            "give one row and one column for each name"
-        )
     for side, names in (("columns", columns), ("rows", rows)):
         if names and sorted(names) != sorted(wanted):
             other = "the letters are" if alphabet is not None else "its columns are named"
