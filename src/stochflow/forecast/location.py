@@ -1,8 +1,8 @@
 """Where the future of a series is expected, and how wide errors are: a weighted ensemble of statistical forecasters, step by step.
 
     N series    T rows    O origins    M members    H steps of the horizon
-Members are exponential smoothing with four kinds of trend, with and without seasons, the seasonal naive forecast, theta, and a linear
-regression shared by all series. Their weights, the growth of errors with the step, and how errors follow the recent unrest and the level are
+Members are exponential smoothing with four kinds of trend, with and without seasons, the seasonal naive forecast, theta, and linear
+regressions of values and of changes, shared by all series. Their weights, the growth of errors with the step, and how errors follow the recent unrest and the level are
 learned from rolling origins of the past. What is learned depends on nothing after the last row given, and a forecast on nothing after its origin.
 """
 
@@ -96,7 +96,8 @@ class Ensemble:
     power: np.ndarray  # [N] of the transformation
     rates: Rates  # [N, F]
     spread: np.ndarray  # [N] of the regression's units
-    coefficients: np.ndarray  # [H, P]
+    coefficients: np.ndarray  # [H, P] of the regression of values
+    growth: np.ndarray  # [H, P'] of the regression of changes
     layout: regression.Layout
     weights: np.ndarray  # [N, M]
     unit: np.ndarray  # [N] spread of errors in units of their step's
@@ -161,7 +162,7 @@ class Ensemble:
         }
         return Ensemble(
             self.plan, tuple(self.names[i] for i in rows), rates=Rates(*[x[rows] for x in self.rates]),
-            coefficients=self.coefficients, layout=self.layout, powers=self.powers, **pick,
+            coefficients=self.coefficients, growth=self.growth, layout=self.layout, powers=self.powers, **pick,
         )  # fmt: skip
 
     def members(self, u: np.ndarray, start: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -226,17 +227,22 @@ def fit(tracks: Sequence[Track], power: np.ndarray, plan: Plan) -> tuple[Ensembl
     shape = regression.layout(int(np.median(rows)), tuple(m for m in plan.seasons if m > 1), plan.long, plan.horizon)
     n = len(tracks)
     found = Ensemble(
-        plan, tuple(t.name for t in tracks), power, rates, spread, np.zeros((plan.horizon, 0)), shape, np.zeros((n, 0)),
+        plan, tuple(t.name for t in tracks), power, rates, spread, np.zeros((plan.horizon, 0)), np.zeros((plan.horizon, 0)), shape, np.zeros((n, 0)),
         np.ones(n), np.ones((n, plan.horizon)), np.zeros((n, plan.horizon)), np.ones(n), np.ones(n), (0.0, 0.0), floor,
     )  # fmt: skip
-    design = regression.Design(u, spread, shape, start)
-    if len(columns):
-        found.coefficients, crossed = regression.train(design, columns, plan.horizon, first)
-    else:  # too short for a single error: nothing is learned of it
-        columns, crossed = np.array([last if last > 0 else u.shape[1]]), np.zeros((n, 1, plan.horizon))
-        found.coefficients = np.zeros(
-            (plan.horizon, design.common(columns).shape[2] + design.ahead(columns, 1).shape[2])
-        )
+    short = not len(columns)  # too short for a single error: nothing is learned of it
+    if short:
+        columns = np.array([last if last > 0 else u.shape[1]])
+    lines = []
+    for line in (shape, regression.changes(shape, plan.pair[0])):
+        design = regression.Design(u, spread, line, start)
+        if short:
+            width = design.common(columns).shape[2] + design.ahead(columns, 1).shape[2]
+            lines.append((np.zeros((plan.horizon, width)), np.zeros((n, 1, plan.horizon))))
+        else:
+            lines.append(regression.train(design, columns, plan.horizon, first))
+    found.coefficients, found.growth = lines[0][0], lines[1][0]
+    crossed = np.stack([x[1] for x in lines], 2)  # [N, O, 2, H]
     truth = np.stack([_ahead(u, columns, h) for h in range(1, plan.horizon + 1)], 2)  # [N, O, H]
     truth[columns[None] < first[:, None]] = np.nan
     errors, one = _errors(found, u, start, columns, crossed, truth)
@@ -328,10 +334,12 @@ def _members(
         if k == 0:
             ones.append(smooth(u, Rates(*[x[:, :1] for x in rates]), pair, origins=every).one[:, :, 0].T)
             theta = _theta(u, passed.forecast[:, :, 0], columns, m if seasonal else 1)
-    design = regression.Design(u, own.spread, own.layout, start)
-    line = regression.predict(design, columns, own.coefficients) if crossed is None else crossed
-    extra = np.stack([theta, _naive(u, columns, m, plan.horizon), line], 2)
-    return np.concatenate([*made, extra], 2), ones[0]
+    if crossed is None:
+        both = ((own.layout, own.coefficients), (regression.changes(own.layout, m), own.growth))
+        lines = [regression.predict(regression.Design(u, own.spread, x, start), columns, b) for x, b in both]
+        crossed = np.stack(lines, 2)
+    extra = np.stack([theta, _naive(u, columns, m, plan.horizon)], 2)
+    return np.concatenate([*made, extra, crossed], 2), ones[0]
 
 
 def _naive(u: np.ndarray, columns: np.ndarray, m: int, horizon: int) -> np.ndarray:
@@ -365,7 +373,7 @@ def _errors(
     own: Ensemble, u: np.ndarray, start: np.ndarray, columns: np.ndarray, crossed: np.ndarray, truth: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(errors [N, O, M, H], errors one step ahead [N, T]), a few series at a time."""
-    members = own.rates.alpha.shape[1] + 3
+    members = own.rates.alpha.shape[1] + 4
     step = max(1, CELLS // (len(columns) * members * own.plan.horizon))
     errors, one = [], []
     for i in range(0, len(u), step):

@@ -24,6 +24,7 @@ class Layout:
     seasons: tuple[int, ...]  # values this many rows before the target, and twice as many
     waves: tuple[float, ...]  # periods whose sines and cosines at the target are columns
     base: int  # rows whose mean is the reference
+    lag: int = 0  # 0: values about that mean; else changes over so many rows, forecast about the value whole seasons before
 
 
 def layout(rows: int, seasons: tuple[int, ...], long: float, horizon: int) -> Layout:
@@ -32,7 +33,14 @@ def layout(rows: int, seasons: tuple[int, ...], long: float, horizon: int) -> La
     lags = max(1, min(main + 1 if main > 1 else 6, 26, rows // 8))
     usable = tuple(m for m in seasons if m > 1 and rows >= 3 * m + horizon)
     waves = [long / k for k in range(1, YEAR_WAVES + 1)] if long and rows >= 1.5 * long else []
+    if main > 2 and rows >= 6 * main:
+        waves += [main / k for k in range(1, min(4, main // 2) + 1)]
     return Layout(lags, usable, tuple(waves), max(main, 4) if main > 1 else 8)
+
+
+def changes(plan: Layout, season: int) -> Layout:
+    """The same about the value whole seasons before: changes over a season, which are small where seasons repeat."""
+    return Layout(plan.lags, (), (), plan.base, season)
 
 
 def reference(u: np.ndarray, base: int) -> np.ndarray:
@@ -57,8 +65,16 @@ class Design:
     def __init__(self, u: np.ndarray, spread: np.ndarray, plan: Layout, start: np.ndarray):
         """`start` [N]: time of the first column, which sets the phase of the waves."""
         self.plan, self.spread, self.start = plan, spread, start
-        self.level = reference(u, plan.base)
-        self.u = u
+        if plan.lag:
+            m = plan.lag
+            change = np.full_like(u, np.nan)
+            change[:, m:] = u[:, m:] - u[:, :-m]
+            self.values_of, self.u = u, change
+            self.level = np.zeros_like(u)
+        else:
+            self.level, self.u = reference(u, plan.base), u
+            seen = np.isfinite(u)
+            self.long = np.cumsum(np.where(seen, u, 0), 1) / np.cumsum(seen, 1).clip(min=1)  # mean of all rows so far
 
     def at(self, column: np.ndarray, level: np.ndarray) -> np.ndarray:
         """[N, O] scaled values of columns [O]; 0 where there is none."""
@@ -72,7 +88,18 @@ class Design:
         level = self.level[:, origins - 1]
         made = [np.ones((len(self.u), len(origins)))]
         made += [self.at(origins - 1 - i, level) for i in range(self.plan.lags)]
+        if not self.plan.lag:
+            made.append(((self.long[:, origins - 1] - level) / self.spread[:, None]).clip(-20, 20))
         return np.stack(made, 2)
+
+    def before(self, origins: np.ndarray, h: int) -> np.ndarray:
+        """[N, O] what a forecast h steps ahead is counted from."""
+        if not self.plan.lag:
+            return self.level[:, origins - 1]
+        m = self.plan.lag
+        at = origins - 1 + h - m * (-(-h // m))
+        u = self.values_of
+        return np.where(at >= 0, u[:, at.clip(min=0)], np.nan)
 
     def ahead(self, origins: np.ndarray, h: int) -> np.ndarray:
         """[N, O, P2]: values whole seasons before the target, and the calendar of the target."""
@@ -89,13 +116,21 @@ class Design:
     def target(self, origins: np.ndarray, h: int) -> np.ndarray:
         """[N, O] scaled value h steps ahead, NaN where it is not known."""
         column = origins - 1 + h
-        ok = column < self.u.shape[1]
-        x = self.u[:, column.clip(max=self.u.shape[1] - 1)]
-        return np.where(ok, (x - self.level[:, origins - 1]) / self.spread[:, None], np.nan)
+        u = self.values_of if self.plan.lag else self.u
+        ok = column < u.shape[1]
+        x = u[:, column.clip(max=u.shape[1] - 1)]
+        return np.where(ok, (x - self.before(origins, h)) / self.spread[:, None], np.nan)
 
     def values(self, scaled: np.ndarray, origins: np.ndarray) -> np.ndarray:
-        """Scaled forecasts [N, O, H] in the series' own units."""
-        return self.level[:, origins - 1, None] + self.spread[:, None, None] * scaled
+        """Scaled forecasts [N, O, H] in the series' own units; counted from the last value where there is nothing seasons before."""
+        base = np.stack([self.before(origins, h) for h in range(1, scaled.shape[2] + 1)], 2)
+        if self.plan.lag and not np.isfinite(base).all():
+            u = self.values_of
+            seen = np.where(np.isfinite(u), np.arange(u.shape[1]), 0)
+            np.maximum.accumulate(seen, axis=1, out=seen)
+            last = np.take_along_axis(u, seen, 1)[:, origins - 1, None]
+            base = np.where(np.isfinite(base), base, np.where(np.isfinite(last), last, 0))
+        return base + self.spread[:, None, None] * scaled
 
 
 def train(design: Design, origins: np.ndarray, horizon: int, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
