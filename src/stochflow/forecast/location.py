@@ -23,6 +23,8 @@ POWERS = (1.0, 0.5, 0.0)  # of a transformation: as it is, square root, logarith
 CHOSEN_ON = 2500  # last rows on which filters are chosen
 MOST_ORIGINS = 4000  # of a series, from which errors are learned; fewer of each in a panel
 MOST_ERRORS = 200_000  # origins of all series together, but at least 200 of each
+BORROWED = 30.0  # rows of its own against which a series of a panel trusts what is best for all
+SPENT = 10.0  # values that choices have used up: errors were a little larger without them
 CELLS = 4_000_000  # forecasts of members held at once
 UNREST = 0.08  # weight of the newest error in the recent variance
 UNREST_POWERS = (0.0, 0.3, 0.6, 1.0)
@@ -310,6 +312,10 @@ def _choose(u: np.ndarray, plan: Plan, rows: np.ndarray) -> Rates:
             some = part[i : i + step]
             loss.append(smooth(some, rates, pair, steps, warm=plan.warm(int(np.median(rows)))).loss)
         each = np.concatenate(loss)
+        each = each / np.maximum(each.min(1, keepdims=True), 1e-300)
+        if len(each) > 1:  # a short series of a panel says little about its own filter
+            share = (rows / (rows + BORROWED))[:, None]
+            each = share * each + (1 - share) * np.minimum(each, 10.0).mean(0)
         best = np.stack([np.where(form == f, each, np.inf).argmin(1) for f in range(FORMS)], 1)
         found.append(rates.take(best))
     return Rates(*[np.concatenate(x, 1) for x in zip(*found, strict=True)])
@@ -498,7 +504,7 @@ def _scales(
     unit = np.sqrt((bare**2 / shape[:, None] ** 2 * seen).sum((1, 2)) / seen.sum((1, 2)).clip(min=1))
     typical = np.median(unit[many > 0] / found.quiet[many > 0]) if (many > 0).any() else 1.0
     unit = np.where(many > 0, unit, typical * found.quiet)
-    found.unit = np.maximum(unit, floor) * (1 + 5.0 / np.maximum(rows, 5)) ** 0.5
+    found.unit = np.maximum(unit, floor) * (1 + SPENT / np.maximum(rows, 5)) ** 0.5
     found.shape = shape
     standard = np.where(seen, bare / (found.unit[:, None] * 1.0)[..., None] / shape[:, None], np.nan)
     n = (many / horizon)[:, None]

@@ -24,7 +24,9 @@ class Layout:
     seasons: tuple[int, ...]  # values this many rows before the target, and twice as many
     waves: tuple[float, ...]  # periods whose sines and cosines at the target are columns
     base: int  # rows whose mean is the reference
-    lag: int = 0  # 0: values about that mean; else changes over so many rows, forecast about the value whole seasons before
+    lag: int = (
+        0  # 0: values about that mean; else changes over so many rows, forecast about the value whole seasons before
+    )
 
 
 def layout(rows: int, seasons: tuple[int, ...], long: float, horizon: int) -> Layout:

@@ -38,7 +38,19 @@ if TYPE_CHECKING:
 FORMAT = 1
 ARRAYS, TEXT = "model.safetensors", "model.json"
 MOST = 1 << 30  # bytes of a model that are read
-_ENSEMBLE = ("power", "spread", "coefficients", "growth", "weights", "unit", "shape", "bias", "quiet", "height", "anchor")
+_ENSEMBLE = (
+    "power",
+    "spread",
+    "coefficients",
+    "growth",
+    "weights",
+    "unit",
+    "shape",
+    "bias",
+    "quiet",
+    "height",
+    "anchor",
+)
 _TRACK = ("time", "y", "real", "categories", "static", "static_categories", "known")
 
 
