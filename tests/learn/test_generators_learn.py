@@ -115,10 +115,12 @@ def test_worker_and_generator_learn_together():
     assert tv(gen, task._replace(reward=Power(2.0, 1e-3))) < 0.05
 
 
-def test_the_documents_loop_learns_tfbind8_through_the_noise(monkeypatch):
+def test_the_documents_loop_learns_tfbind8_through_the_noise(tmp_path):
     """The example with its defaults: below a third of what a perfect sampler that ignores the noise reaches (.104)."""
     page = runpy.run_path(str(Path(__file__).parents[2] / "examples/generators_tfbind8.py"))
-    found = page["main"](["--steps", "900", "--seconds", "600"])
+    picture = tmp_path / "curves.svg"
+    found = page["main"](["--steps", "900", "--seconds", "600", "--picture", str(picture)])
+    assert "<svg" in picture.read_text()
     assert found["tv"] < 0.035
     assert found["modes_expected"] > 48  # of 328, in 2,048 strings; the target finds 52.7
 
