@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 
@@ -230,3 +231,12 @@ def test_twenty_thousand_sequences_of_length_fifty(metric, limit):
         num_modes(x, rng.random(20_000), min_distance=5, metric=metric) == 20_000
     )  # random ones are far apart: the slowest case
     assert time.perf_counter() - start < limit
+
+
+def test_the_count_does_not_depend_on_the_order_of_the_list():
+    """A chain a-b-c of neighbours: scanned from an end it has two modes, from the middle one; here always by score, then alphabet."""
+    chain = ["AAA", "AAC", "ACC"]
+    for order in itertools.permutations(range(3)):
+        given = [chain[i] for i in order]
+        assert calculate_num_modes(given, distance_threshold=1) == 2
+        assert calculate_num_modes(given, distance_threshold=1, scores=[[0.1, 0.9, 0.2][i] for i in order]) == 1

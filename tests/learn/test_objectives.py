@@ -345,6 +345,42 @@ def test_the_heads_likelihood_changes_the_gradient_and_not_the_value():
     assert float(slope[..., -(task.env.num_moves**2) :].abs().max()) == 0  # the residual never moves the head
 
 
+@pytest.mark.parametrize("balance", [TrajectoryBalance, DetailedBalance, SubTrajectoryBalance])
+def test_a_detached_posterior_has_the_marginal_forms_expected_gradient(balance):
+    """The head at its optimum, in a world whose target is out of reach: the exact on-policy mean over all actions and moves.
+
+    So both forms stand still at the same policies and flows, which is why `limit_tv` is the same for both.
+    """
+    env, alpha = Strings("AB", 2), 0.8
+    rewards = torch.tensor([1.0, 4.0, 0.6, 0.4], dtype=torch.float64)
+    task = Task(env, Slip(alpha), Table(env, rewards), Power(1.0, 1e-6))
+    gen, n = torch.Generator().manual_seed(1), env.count()
+    tables = [torch.randn(n, 2, generator=gen, dtype=torch.float64) for _ in range(2)]
+    policy = TablePolicy(env, *tables, torch.randn(n, generator=gen, dtype=torch.float64), torch.tensor(0.3).double())
+    every = torch.tensor(list(itertools.product(range(2), repeat=4))).T  # [4, 16]: a1, a2, m1, m2
+    actions, moves = every[:2].unsqueeze(1), every[2:].unsqueeze(1)
+    state, states = env.initial((1, 16)), []
+    states.append(state)
+    for move in moves:
+        state = env.step(state, move)
+        states.append(state)
+    alive = torch.ones_like(moves, dtype=torch.bool)
+    score = task.oracle(state)
+    traj = Trajectories(torch.stack(states), actions, moves, alive, score, torch.ones_like(score, dtype=torch.bool))
+    found = {}
+    for form in (MARGINAL, HEAD):
+        terms = evaluate(task, policy, Known(env, task.channel), traj)
+        weight = (terms.log_pf + terms.log_k).sum(0).exp().detach()  # [1, 16], of which the sum is 1
+        assert float(weight.sum()) == pytest.approx(1)
+        loss = (balance(form=form).residual(terms).square() * weight).sum()
+        found[form.name] = torch.autograd.grad(loss, [policy.logits, policy.flow, policy.z], allow_unused=True)
+    for marginal, head in zip(found["marginal"], found["head"], strict=True):
+        assert (marginal is None) == (head is None)
+        if marginal is not None:
+            assert torch.allclose(marginal, head, atol=1e-6)
+    assert float(found["marginal"][0].abs().max()) > 0.01
+
+
 # the KL family ----------------------------------------------------------------------------------------------------------
 
 

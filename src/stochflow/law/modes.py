@@ -30,6 +30,9 @@ def find_modes(
 ) -> np.ndarray:
     """Positions of the modes in `sequences`, best first.
 
+    The sequences are scanned by descending score, equal scores in alphabetic (token) order, whatever the order in which they
+    are given; each that is at least `min_distance` from all modes before it is a mode.
+
     `sequences` is a list of strings or an integer array or tensor [N, L]; `pad` is the token that fills up shorter rows.
     Only sequences with score >= threshold can be modes. Of equal sequences the best-scored one speaks.
     """
@@ -71,7 +74,11 @@ def calculate_num_modes(
     metric: Metric = "hamming",
     pad: int | None = None,
 ) -> int:
-    """The source documents' name and convention: sequences at distance <= distance_threshold are the same mode."""
+    """The source documents' name and convention: sequences at distance <= distance_threshold are the same mode.
+
+    Scanned as in `find_modes`, so without scores in alphabetic order, where the documents scan as given: their count depends on the
+    order of the list, this one does not.
+    """
     scores = np.zeros(len(sequences)) if scores is None else scores
     return num_modes(sequences, scores, threshold, distance_threshold + 1, metric, pad)
 
