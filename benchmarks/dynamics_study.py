@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 LENGTH, EXPONENT, BATCH, SEEDS = 4, 2.0, 64, 5
-LOOKS = (25, 50, 100, 200, 400, 800, 1600)  # steps
+LOOKS = (25, 50, 100, 200, 400, 800)  # steps
 WORLDS = {"slip": "Slip(0.25)", "growing": "a slip that grows along the string, from 0 to 0.5"}
 MODELS = {  # key -> what the table calls it
     "known": "the true channel",
@@ -59,7 +59,7 @@ def run_one(world: str, model: str, steps: int) -> dict[str, Any]:
     from stochflow.nets.lookup import Lookup
     from stochflow.nets.policy import Policy
     from stochflow.noise.dynamics import Known, Neural, Tabular
-    from stochflow.noise.thoughts import ThoughtDynamics
+    from stochflow.noise.thoughts import Attention, ThoughtDynamics
     from stochflow.scores.oracles import Table
     from stochflow.scores.rewards import Power
     from stochflow.training.sources import OnPolicy
@@ -78,7 +78,7 @@ def run_one(world: str, model: str, steps: int) -> dict[str, Any]:
         "none": lambda: Known(env, task.channel),
         "tabular": lambda: Tabular(env, rows),
         "neural": lambda: Neural(env, rows, 32),
-        "thought": lambda: ThoughtDynamics(env, rows),
+        "thought": lambda: ThoughtDynamics(env, rows, Attention(16, 2, 1), 32),
     }[model]()
     objective = DetailedBalance(REALISED if model == "none" else MARGINAL)
     trainer = Trainer(

@@ -271,7 +271,18 @@ def choice(groups: dict[tuple[str, float], dict[str, dict[str, Any]]]) -> str:
     if lost:
         words += f", whose law is further from the target in {worse} of {len(lost)} worlds (TV {max(lost)[1]})"
     wins = "; ".join(f"`{key}` has the least TV on {', '.join(where)}" for key, where in sorted(least.items()))
-    return f"**What to choose.** {words}. Among the sound objectives, after equal steps, {wins}."
+    head = [
+        interval(r["sdb-head"]["tv"]).median - interval(r["sdb"]["tv"]).median
+        for r in groups.values()
+        if "sdb-head" in r
+    ]
+    slow = (
+        f" A posterior learned by likelihood has the same limit and is far from it after so few steps (TV higher by {min(head):.3f} to {max(head):.3f}):"
+        " it is for actions that cannot be listed."
+        if head
+        else ""
+    )
+    return f"**What to choose.** {words}. Among the sound objectives, after equal steps, {wins}.{slow}"
 
 
 def render(found: dict[str, Any]) -> str:
@@ -290,8 +301,7 @@ def render(found: dict[str, Any]) -> str:
         "",
         *SETTING.format(gamma=found["gamma"], weight=found["weight"]).strip().splitlines(),
         "",
-        f"Measured on {found['device']} with stochflow {v['stochflow']}, torch {v['torch']}, Python {v['python']}."
-        + (f" {found['note']}" if "note" in found else ""),
+        f"Measured on {found['device']} with stochflow {v['stochflow']}, torch {v['torch']}, Python {v['python']}.",
     ]
     lines += [
         "",
