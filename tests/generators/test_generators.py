@@ -29,6 +29,7 @@ from stochflow.generators import (
     calculate_num_modes,
     trajectories,
 )
+from stochflow.runs import folder as runs
 from stochflow.scores.rewards import Power
 from stochflow.worlds.channels import Slip
 
@@ -543,6 +544,20 @@ def test_a_saved_generator_goes_on_as_if_it_had_never_stopped(tmp_path, cls):
     assert all(torch.equal(a, b) for a, b in zip(gen.parameters(), other.parameters(), strict=True))
     with pytest.raises(UserError, match=cls.__name__):
         DeterministicDBGFlowNetGenerator.load(file)
+
+
+def test_a_file_of_an_earlier_version_is_read_as_the_published_form(tmp_path):
+    """Files from before there was a choice hold a head, and no word about form, trunk or model of the noise."""
+    gen = make(StochasticDBGFlowNetGenerator, gen_form="published")
+    gen.train_step(batch())
+    found = runs.load_checkpoint(gen.save(tmp_path / "new.safetensors"))
+    of_then = ("max_len", "gen_num_hidden", "gen_num_layers", "seed", "gamma", "kl_weight", "gen_learning_rate")
+    args = {name: found.scalars["args"][name] for name in of_then}
+    tensors = {name: x for name, x in found.tensors.items() if name != "book.exponent"}
+    (tmp_path / "old.safetensors").write_bytes(runs.pack(tensors, {**found.scalars, "args": args}))
+    again = StochasticDBGFlowNetGenerator.load(tmp_path / "old.safetensors")
+    assert again.args.gen_form == "published"
+    assert again.train_step(batch())["loss"] == pytest.approx(gen.train_step(batch())["loss"], rel=1e-6)
 
 
 # the worker -----------------------------------------------------------------------------------------------------------

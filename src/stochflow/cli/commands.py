@@ -463,5 +463,5 @@ def _tasks(words: list[str]) -> int:
     print("  MODULE:FUNC  a function of your own that returns a Task; its keyword parameters become flags")
     print("\nobjectives (--objective)")
     for name, text in OBJECTIVES.items():
-        print(f"  {name:<12} {text}")
+        print(f"  {name:<{max(map(len, OBJECTIVES))}} {text}")
     return 0
