@@ -184,10 +184,10 @@ def test_lines_that_lack_everything_have_no_finding(rows, config):
 
 def test_every_check_has_a_title_and_the_verdict_counts_them(rows, config):
     assert TITLES.keys() == CHECKS.keys()
-    assert len(CHECKS) == 8
-    assert health.verdict([]) == "Healthy: none of the 8 diagnostics fired."
+    assert len(CHECKS) == 12
+    assert health.verdict([]) == "Healthy: none of the 12 diagnostics fired."
     found = diagnose(change(rows, log_z_learned=0.0, dynamics_nll=2.0), config)
-    assert health.verdict(found) == "2 of 8 diagnostics fired: log Z lags behind, dynamics not learned."
+    assert health.verdict(found) == "2 of 12 diagnostics fired: log Z lags behind, dynamics not learned."
 
 
 def test_a_reward_that_does_not_see_the_scores_is_found_without_knowing_its_floor(rows, config):
@@ -199,3 +199,48 @@ def test_a_reward_that_does_not_see_the_scores_is_found_without_knowing_its_floo
     own = {**config, "task": {"name": "mine:energy"}}
     assert "reward_saturation" in names(flat, own)
     assert "reward_saturation" not in names(rows, own)
+
+
+# runs whose space is too large to list ------------------------------------------------------------------------------
+
+
+def of_designs(**look):
+    """The log of a healthy run without a listed law, its last look changed."""
+    rows = [
+        {"step": s, "loss": 10.0 / s, "mean_score": 0.2 + 0.002 * min(s, 300), "entropy": 1.0, "mean_length": 30.0}
+        for s in range(50, 650, 50)
+    ]
+    good = {
+        "elbo": 50.0, "log_z_estimate": 51.0, "ess": 0.2, "samples": 2000, "distinct": 0.98, "sample_score": 0.75,
+        "top_score": 0.9, "top_asked": 0.93, "best_asked": 0.95,
+    }  # fmt: skip
+    rows[-1] |= good | look
+    return rows
+
+
+LONG = {"task": {"name": "mine:oracle"}, "train": {"objective": "logvar"}}
+
+
+def test_a_good_run_over_a_long_space_has_no_finding():
+    assert names(of_designs(), LONG) == []
+
+
+@pytest.mark.parametrize(
+    ("look", "finding"),
+    [
+        ({"distinct": 0.05, "ess": 0.9}, "repeated_draws"),
+        ({"top_score": 0.4, "sample_score": 0.35}, "far_below_the_best"),
+        ({"sample_score": 0.3, "top_score": 0.7}, "no_better_than_uniform"),
+        ({"log_z_estimate": 90.0, "ess": 0.0006}, "one_sided_log_z"),
+    ],
+)
+def test_each_way_to_fail_over_a_long_space_is_named(look, finding):
+    assert finding in names(of_designs(**look), LONG)
+    assert finding not in names(of_designs(**look, tv=0.01, excess_tv=0.01), LONG)  # the exact law says it better
+
+
+def test_the_best_kept_for_ever_are_not_stale():
+    train = {"objective": "logvar", "replay": 0.5, "batch": 64, "replay_size": 100_000}
+    rows = [{**r, "step": 20 * r["step"]} for r in of_designs()]
+    assert "replay_staleness" in names(rows, {**LONG, "train": train})
+    assert "replay_staleness" not in names(rows, {**LONG, "train": {**train, "replay_rank": True}})

@@ -134,7 +134,7 @@ def test_a_run_over_strings_has_every_panel(make_run):
     assert classes(seen)[: len(wanted)] == wanted
     assert seen.scripts == 0
     for words in (
-        "none of the 8 diagnostics fired",
+        "none of the 12 diagnostics fired",
         "best achievable",
         "Median",
         "distance to a better one",

@@ -158,3 +158,61 @@ def test_beta_auto_is_refused_where_the_space_is_listed(tmp_path):
     task = stochflow.strings_task(Counting(), "ACGT", 3, reward=Sharpening(4.0))
     with pytest.raises(UserError, match="too large to list"):
         stochflow.train(task, out=tmp_path / "run", steps=2, **small())
+
+
+def test_a_shared_cache_is_read_and_written_and_not_paid_for(tmp_path):
+    file, first, second = tmp_path / "shared.jsonl", Counting(), Counting()
+    kept = Cached(Host(first, Strings("ACGT", 3)), tmp_path / "one.jsonl")
+    kept.share(file)
+    assert kept.raw(["AAA", "CCC"]) == [1.0, 0.0]
+    other = Cached(Host(second, Strings("ACGT", 3)), tmp_path / "two.jsonl")
+    other.share(file)
+    other.budget = 1
+    assert other.raw(["AAA", "GGG", "CCC"]) == [1.0, 0.0, 0.0]
+    assert second.asked == ["GGG"]
+    assert (other.paid, len(other.known)) == (1, 3)
+    again = Cached(Host(second, Strings("ACGT", 3)), tmp_path / "two.jsonl")
+    assert (again.paid, again.known) == (1, other.known)
+    assert {json.loads(line)["text"] for line in file.read_text().splitlines()} == {"AAA", "CCC", "GGG"}
+
+
+def no_score(texts):
+    return [None if t.startswith("G") else t.count("A") / len(t) for t in texts]
+
+
+def test_objects_without_a_score_stop_a_run_or_are_left_out_or_get_the_lowest(tmp_path):
+    def go(name, **more):
+        return stochflow.train(
+            stochflow.strings_task(no_score, "ACGT", 20), out=tmp_path / name, oracle_calls=200, **small(**more)
+        )
+
+    with pytest.raises(UserError, match="no score"):
+        go("stop")
+    for word in ("skip", "floor"):
+        done = go(word, on_nan=word)
+        kept = [json.loads(line) for line in (tmp_path / word / "oracle.jsonl").read_text().splitlines()]
+        blank = [k for k in kept if k.get("nan")]
+        assert len(kept) == done.summary["oracle_calls"] <= 200
+        assert done.summary["without_score"] == len(blank) > 0
+        assert all(k["text"].startswith("G") for k in blank)
+        assert {k["score"] for k in blank} == {None if word == "skip" else 0.0} or word == "floor"
+        with (tmp_path / word / "samples.csv").open() as file:
+            asked = [r for r in csv.DictReader(file) if r["origin"] == "asked"]
+        assert word == "floor" or not any(r["sequence"].startswith("G") for r in asked)
+
+
+def test_rivals_beside_a_run_ask_as_often_and_keep_their_answers(tmp_path):
+    done = stochflow.train(
+        stochflow.strings_task(Counting(), "ACGT", 20),
+        out=tmp_path / "run",
+        oracle_calls=300,
+        beside="ga,random",
+        **small(),
+    )
+    found = done.summary["beside"]
+    assert found.keys() == {"ga", "random"}
+    assert found["ga"]["calls"] == found["random"]["calls"] == done.summary["oracle_calls"]
+    assert found["ga"]["top_asked"] > found["random"]["top_asked"]
+    assert (tmp_path / "run" / "oracle.ga.jsonl").exists()
+    with pytest.raises(UserError, match="no such rival"):
+        stochflow.train(stochflow.strings_task(Counting(), "ACGT", 20), out=tmp_path / "no", beside="gaa", **small())

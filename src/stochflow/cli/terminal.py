@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -12,7 +13,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from stochflow.files.reading import one_line, shown
+from stochflow.errors import UserError
+from stochflow.files.reading import one_line, read_json, shown
 from stochflow.law.verdict import number, verdict
 from stochflow.look.labels import LABELS, TERMINAL
 
@@ -74,6 +76,10 @@ class Progress:
         if self.quiet:
             return
         print(f"run folder: {shown(path)}", flush=True)
+        with contextlib.suppress(UserError):
+            chosen = (read_json(path / "config.json") or {}).get("chosen")
+            if chosen and step == 0:
+                print(one_line(str(chosen)), flush=True)
         self.begun, self.first = time.monotonic(), step
         if sys.stdout.isatty():
             from rich.progress import BarColumn, TextColumn
@@ -167,6 +173,10 @@ def closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path)
     print()
     table(summary)
     print("\n" + verdict(summary))
+    if summary.get("law"):
+        print(f"target: {summary['law']}.")
+    for name, found in (summary.get("beside") or {}).items():
+        print(f"beside it, {name} with as many oracle calls: {one_line(found['sentence'])}")
     from stochflow.look.report import write_report
 
     print("\nwritten:")

@@ -21,12 +21,14 @@ from stochflow.engines.choose import walk
 from stochflow.law import floors, metrics
 from stochflow.law.exact import Graph, TargetLaw, exact_law, expected_modes, target_law
 from stochflow.law.task_modes import task_modes
+from stochflow.learn.buffer import with_scores
 from stochflow.learn.entropy import entropy_band, entropy_ratio
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.rollout import backward_rollout
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics, Known
 from stochflow.scores.oracles import Cached, Host
+from stochflow.training.search.paths import code
 from stochflow.types import Task, Trajectories, plain
 from stochflow.worlds.env import Enumerable
 
@@ -145,7 +147,7 @@ class Yardstick:
             "log_z_estimate": log_z,
             "ess": share,
             "sample_score": traj.score.double().mean(1),
-            "top_score": metrics.top_k_mean(traj.score),
+            "top_score": metrics.top_k_mean(_once(traj)),
             "diversity": metrics.diversity(traj.states[-1]),
             "distinct": metrics.distinct_fraction(traj.states[-1]),
             "band_high": band.high,
@@ -186,6 +188,15 @@ class Yardstick:
         return each, {"modes_all": len(self.modes)}
 
 
+def _once(traj: Trajectories) -> Tensor:
+    """Scores [S, B] of different objects: minus infinity where a seed has drawn the object before."""
+    number = code(traj.states[-1])
+    ordered, where = number.sort(dim=1, stable=True)
+    twice = torch.zeros_like(ordered, dtype=torch.bool)
+    twice[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    return torch.where(torch.zeros_like(twice).scatter_(1, where, twice), -torch.inf, traj.score)
+
+
 def by_condition(log_w: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
     """log Z as the weights [S, B] estimate it, and the effective share of the sample; [S], [S].
 
@@ -209,8 +220,7 @@ def by_condition(log_w: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
 
 def scored(task: Task, traj: Trajectories) -> Trajectories:
     """With the oracle's scores."""
-    score = task.oracle(traj.states[-1]).to(traj.score)
-    return Trajectories(traj.states, traj.actions, traj.moves, traj.alive, score, traj.real)
+    return with_scores(traj, task.oracle(traj.states[-1]).to(traj.score))
 
 
 def summarise(each: dict[str, Tensor], known: dict[str, Any]) -> dict[str, Any]:

@@ -97,10 +97,11 @@ def spearman(x: Tensor, y: Tensor) -> Tensor:
 
 
 def top_k_mean(score: Tensor, k: int = 100) -> Tensor:
-    """Mean of the k largest scores (of all, where there are fewer), [..., B] -> [...]."""
+    """Mean of the k largest scores (of all, where there are fewer; minus infinity is none), [..., B] -> [...]."""
     if k < 1:
         raise UserError(f"top-k needs k of at least 1, not {k}")
-    return score.double().topk(min(k, score.shape[-1]), -1).values.mean(-1)
+    best = score.double().topk(min(k, score.shape[-1]), -1).values
+    return torch.where(best.isfinite(), best, 0.0).sum(-1) / best.isfinite().sum(-1).clamp(min=1)
 
 
 def diversity(states: Tensor) -> Tensor:

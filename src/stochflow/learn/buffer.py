@@ -99,3 +99,27 @@ def join(first: Trajectories, second: Trajectories) -> Trajectories:
         torch.cat([first.score, second.score], 1),
         torch.cat([first.real, second.real], 1),
     )
+
+
+def with_scores(traj: Trajectories, score: Tensor) -> Trajectories:
+    """The batch with its scores [S, B]; one without a score (NaN) gives its place to another, random one of its seed."""
+    blank = score.isnan()
+    if not bool(blank.any()):
+        return traj._replace(score=score.to(traj.score))
+    if bool(blank.all(1).any()):
+        raise UserError("no object of a whole batch has a score: mend the oracle, or take --on-nan floor")
+    good = torch.multinomial((~blank).float(), score.shape[1], replacement=True)
+    place = torch.where(blank, good, torch.arange(score.shape[1], device=score.device))
+
+    def taken(x: Tensor) -> Tensor:  # [T, S, B, ...]
+        index = place.view(1, *place.shape, *[1] * (x.dim() - 3)).expand_as(x)
+        return x.gather(2, index)
+
+    return Trajectories(
+        taken(traj.states),
+        taken(traj.actions),
+        taken(traj.moves),
+        taken(traj.alive),
+        score.gather(1, place).to(traj.score),
+        traj.real.gather(1, place),
+    )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeGuard
 
+from stochflow.look import health_designs
+
 Row = dict[str, Any]
 Level = Literal["warning", "serious"]
 
@@ -282,6 +284,8 @@ def _far_and_no_nearer(looks: Sequence[Row]) -> bool:
 def replay_staleness(log: _Log) -> Finding | None:
     """How old a replayed trajectory is on average, from the size of the ring and the rate at which it turns over."""
     batch, share, size = (log.train.get(k) for k in ("batch", "replay", "replay_size"))
+    if log.train.get("replay_rank"):
+        return None  # the best are kept for ever on purpose
     if not share or not _number(batch) or not _number(size):
         return None
     replayed = round(share * batch)
@@ -374,6 +378,7 @@ CHECKS: dict[str, Callable[[_Log], Finding | None]] = {
     "replay_staleness": replay_staleness,
     "reward_saturation": reward_saturation,
     "exploration_too_low": exploration_too_low,
+    **health_designs.CHECKS,
 }
 TITLES = {
     "log_z_lag": "log Z lags behind",
@@ -384,4 +389,5 @@ TITLES = {
     "replay_staleness": "stale replay",
     "reward_saturation": "reward saturation",
     "exploration_too_low": "exploration too low",
+    **health_designs.TITLES,
 }

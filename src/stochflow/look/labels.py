@@ -30,9 +30,13 @@ LABELS = {  # in the order in which they are shown
     "sample_score": Label("mean score", +1, "of the sample"),
     "top_score": Label("mean of the 100 best scores", +1, "of the sample"),
     "diversity": Label("diversity", +1, "mean distance between two objects of the sample"),
+    "best_asked": Label("best score asked", +1, "of all different objects that the oracle was asked about"),
+    "top_asked": Label("mean of the 100 best asked", +1, "different objects"),
+    "apart_asked": Label("mean of the 100 best asked, apart", +1, "each a fifth of the length from all better ones"),
+    "beta": Label("sharpness of the reward", 0, "where it is found while training; figures compare at equal beta alone"),
     "oracle_calls": Label("oracle calls", 0, "objects that the oracle was asked about, all seeds together"),
 }  # fmt: skip
-TERMINAL = tuple(key for key in LABELS if key not in ("diversity", "oracle_calls"))
+TERMINAL = tuple(key for key in LABELS if key not in ("diversity", "oracle_calls", "beta"))
 COMPARED = tuple(key for key, label in LABELS.items() if label.better)
 TILES = ("tv", "floor_tv", "excess_tv", "log_z_error", "elbo", "modes", "top_score", "oracle_calls")
 

@@ -52,14 +52,18 @@ def figures(task: Task, source: Source) -> dict[str, Any]:
     found = best_asked(task, source, AMONG)
     if found is None or not len(found[1]):
         return {}
-    states, scores = found
+    return figures_of(task.env, *found)
+
+
+def figures_of(env: Any, states: Tensor, scores: Tensor) -> dict[str, Any]:
+    """The same of different objects [n, D] and their scores [n], the best first."""
     known: dict[str, Any] = {
         "best_asked": float(scores[0]),
         "top_asked": float(scores[:BEST].mean()),
         "asked_kept": min(BEST, len(scores)),
     }
-    if isinstance(task.env, Strings):
-        distance = default_distance(task.env.length)
+    if isinstance(env, Strings):
+        distance = default_distance(env.length)
         far = apart(states, distance, BEST)
         known |= {
             "apart_asked": float(scores[far].mean()),

@@ -84,11 +84,13 @@ def lasting(task: Task, settings: Train, before: Task | None = None, made_from: 
         make = None if made_from is None else partial(_patient_oracle, made_from, settings)
         patient = Remote(patient, settings.oracle_workers, make)
     oracle = Cached(patient, at_most=batch)
-    oracle.budget = settings.oracle_calls or None
+    oracle.budget, oracle.on_nan = settings.oracle_calls or None, settings.on_nan
+    if settings.oracle_cache:
+        oracle.share(settings.oracle_cache)
     if before is not None and isinstance(before.oracle, Cached):
         oracle.known |= before.oracle.known
         oracle.met |= before.oracle.met
-        oracle.paid = before.oracle.paid
+        oracle.paid, oracle.blank = before.oracle.paid, before.oracle.blank
     return task._replace(oracle=oracle)
 
 
@@ -279,6 +281,9 @@ class Experiment:
             known |= {k: named[k] for k in ("objective", "net")} | {"oracle_calls": self.oracle_calls}
             if isinstance(self.task.reward, Sharpening):
                 known |= {"law": self.task.reward.describe(), "beta_frozen": bool(self.task.reward.frozen)}
+            if isinstance(self.task.oracle, Cached):
+                known["without_score"] = self.task.oracle.blank
+                known["from_cache"] = len(self.task.oracle.known) - self.task.oracle.paid
         known |= figures(self.task, self.trainer.source)
         if isinstance(self.task.reward, Sharpening):
             known["beta"] = float(self.task.reward.beta)

@@ -5,13 +5,15 @@ No torch here: `stochflow --help` reads this module and answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
+import types
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from stochflow import __version__
 from stochflow.errors import UserError, did_you_mean
@@ -147,6 +149,8 @@ class Train:
     """objects a seed that the final look draws; 0: 2000, or within --oracle-calls a twentieth of them, at most 100"""
     oracle_cache: str = ""
     """file of an oracle's answers that runs share: what it holds is not asked again and does not count"""
+    beside: str = ""
+    """rivals that get as many oracle calls of their own after the run: random, ga, mcmc, with commas between"""
     on_nan: Literal["stop", "skip", "floor"] = "stop"
     """an object without a score: stop the run, leave it out of what is learned, or give it the lowest score seen"""
     compile: bool = False
@@ -294,8 +298,8 @@ class PeptideTask:
 
     min_length: int = 10
     """shortest peptide"""
-    beta: float = 3.0
-    """reward exponent: R = max(score, floor)^beta"""
+    beta: float | Literal["auto"] = "auto"
+    """reward exponent: R = max(score, floor)^beta; auto: R = exp(beta * score) with a beta found while training"""
     floor: float = 1e-3
     """smallest score"""
     ramp: float = 0.0
@@ -310,14 +314,7 @@ class PeptideTask:
     """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made"""
 
     name: ClassVar[str] = "peptide"
-    # lengths differ, so a learned log Z starts 65 nats away and would take thousands of steps to arrive
-    train: ClassVar[dict[str, Any]] = {
-        "net": "transformer",
-        "hidden": 64,
-        "batch": 32,
-        "lr": 1e-3,
-        "objective": "logvar",
-    }
+    train: ClassVar[dict[str, Any]] = {}  # chosen by `runs.defaults`
 
 
 @dataclass(frozen=True)
@@ -326,8 +323,8 @@ class RNATask:
 
     structure: str = "((((....))))..((((....))))"
     """the structure wanted, in dots and brackets"""
-    beta: float = 3.0
-    """reward exponent: R = max(score, floor)^beta"""
+    beta: float | Literal["auto"] = "auto"
+    """reward exponent: R = max(score, floor)^beta; auto: R = exp(beta * score) with a beta found while training"""
     floor: float = 1e-2
     """smallest score"""
     ramp: float = 0.0
@@ -342,7 +339,7 @@ class RNATask:
     """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made"""
 
     name: ClassVar[str] = "rna"
-    train: ClassVar[dict[str, Any]] = {"net": "transformer", "hidden": 64, "batch": 32, "lr": 1e-3, "objective": "tb"}
+    train: ClassVar[dict[str, Any]] = {}  # chosen by `runs.defaults`
 
 
 TASKS: dict[str, type] = {t.name: t for t in (GridTask, TFBind8Task, BitsTask, GCTask, PeptideTask, RNATask)}
@@ -531,6 +528,14 @@ def _check_type(what: str, value: Any, hint: Any) -> None:
                 f"{what} is {value!r}{did_you_mean(str(value), map(str, get_args(hint)))}, but it must be one of {words}"
             )
         return
+    if isinstance(hint, types.UnionType) or get_origin(hint) is Union:
+        kinds = get_args(hint)
+        for kind in kinds:
+            with contextlib.suppress(UserError):
+                _check_type(what, value, kind)
+                return
+        named = [repr(w) for kind in kinds if get_origin(kind) is Literal for w in get_args(kind)]
+        raise UserError(f"{what} is {value!r}, but it must be a number or {' or '.join(named)}")
     if hint is float:
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
     elif hint is int:

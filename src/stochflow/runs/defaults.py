@@ -53,10 +53,10 @@ def rewarded(task: Task, settings: Train) -> Task:
     return task._replace(reward=Sharpening(nats))
 
 
-def choose(task: Task, settings: Train, free: Collection[str]) -> tuple[Train, str]:
+def choose(task: Task, settings: Train, free: Collection[str], shipped: bool = False) -> tuple[Train, str]:
     """The settings with those that are `free` chosen for the task, and one line that says so; "" where nothing was."""
     nats = log_size(task, settings)
-    if nats is None:
+    if nats is None or (shipped and type(task.reward) is not Default):  # the latter has its own, such as bits
         return settings, ""
     chosen = {k: v for k, v in LONG.items() if k in free}
     merged = dataclasses.replace(settings, **chosen)

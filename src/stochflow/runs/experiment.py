@@ -27,7 +27,9 @@ from stochflow.law.measure import SAMPLES, Yardstick, forked, not_better
 from stochflow.law.parts import noise_tables
 from stochflow.law.verdict import verdict
 from stochflow.runs import defaults, export, ranks, trust
+from stochflow.runs.asked import known_objects
 from stochflow.runs.atomic import refuse_special
+from stochflow.runs.beside import beside, rivals
 from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasting, make_task, pick_device
 from stochflow.runs.config import Config, Train, UserTask, configure
 from stochflow.runs.folder import Checkpoint, Run, environment
@@ -144,7 +146,8 @@ def train(
         config = configure(UserTask(IN_PYTHON) if given is not None else task, **settings)
     config = dataclasses.replace(config, values=values.described())
     made = make_task(config.task) if given is None else given
-    chosen, why = defaults.choose(made, config.train, free)
+    rivals(config.train.beside)
+    chosen, why = defaults.choose(made, config.train, free, not isinstance(config.task, UserTask))
     config = dataclasses.replace(config, train=chosen, chosen=why)
     if why:
         log.info(why)
@@ -680,6 +683,12 @@ class _Session:
                 log.warning("no samples.fasta is written: FASTA cannot hold the letters %r", letters)
             else:
                 files.append(self._write_designs("fasta"))
+        t = self.experiment.config.train
+        if t.beside:
+            task = self.experiment.yardstick.task
+            start = known_objects(t.start, task.env) if t.start else None
+            names = rivals(t.beside)
+            found["beside"] = beside(task, names, self.experiment.oracle_calls, t.seed, self.run.path, start)
         if self.experiment.config.chosen:
             found["chosen"] = self.experiment.config.chosen
         found |= {"engine": self.trainer.engines.sentence(), "seconds": round(time.monotonic() - self.begun, 1)}

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from enum import Enum
 from pathlib import PurePath
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ def gc_task(
 
 def peptide_task(
     min_length: int = PeptideTask.min_length,
-    beta: float = PeptideTask.beta,
+    beta: float | Literal["auto"] = PeptideTask.beta,
     floor: float = PeptideTask.floor,
     ramp: float = PeptideTask.ramp,
     stick: float = PeptideTask.stick,
@@ -149,13 +149,13 @@ def peptide_task(
 ) -> Task:
     """Peptides of up to 50 residues that look antimicrobial to a network trained on shipped data; R = max(score, floor)^beta."""
     env = Strings(PROTEIN, 50, min_length)
-    task = Task(env, make_channel(env, stick, noise, confusion), PeptideProxy(env), Power(beta, floor, ramp))
+    task = Task(env, make_channel(env, stick, noise, confusion), PeptideProxy(env), _power(beta, floor, ramp))
     return orders(task) if open_loop else task
 
 
 def rna_task(
     structure: str = RNATask.structure,
-    beta: float = RNATask.beta,
+    beta: float | Literal["auto"] = RNATask.beta,
     floor: float = RNATask.floor,
     ramp: float = RNATask.ramp,
     stick: float = RNATask.stick,
@@ -166,8 +166,13 @@ def rna_task(
     """RNA that folds into a structure (dot-bracket), by ViennaRNA on the host, each sequence folded once."""
     fold = RNAFold(structure)
     env = Strings("ACGU", len(structure))
-    task = Task(env, make_channel(env, stick, noise, confusion), Cached(Host(fold, env)), Power(beta, floor, ramp))
+    task = Task(env, make_channel(env, stick, noise, confusion), Cached(Host(fold, env)), _power(beta, floor, ramp))
     return orders(task) if open_loop else task
+
+
+def _power(beta: float | Literal["auto"], floor: float, ramp: float) -> Power:
+    """The score to a power; or, for auto, what is found while training where the space is too large to list."""
+    return Default(3.0, floor, ramp) if beta == "auto" else Power(beta, floor, ramp)
 
 
 def _numbers(what: str, text: str) -> list[float]:

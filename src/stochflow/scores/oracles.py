@@ -265,6 +265,8 @@ class Cached(Around):
 
     `met` holds the score of every text that somebody wanted, in the order in which they were first wanted. `budget`
     is the largest `paid` (None: no limit): what it still allows is asked for and stored, then `Spent` is raised.
+    `on_nan` says what becomes of a text without a score, `blank` counts them: "stop" raises, "skip" gives NaN, "floor"
+    the lowest score known. `share` joins a file of answers that other runs read and write too; those are not paid for.
 
     With `file`, scores are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
     no score is lost, even where a later sample of the same batch fails. One call scores at most `at_most` texts (0: no
@@ -280,6 +282,9 @@ class Cached(Around):
         self.met: dict[str, float] = {}
         self.paid = 0
         self.budget: int | None = None
+        self.on_nan, self.blank = "stop", 0
+        self.shared: Path | None = None
+        self._others: dict[str, float] = {}  # answers of the shared file
         self.file: Path | None = None
         if file is not None:
             self.keep_in(file)
@@ -287,15 +292,20 @@ class Cached(Around):
     def raw(self, texts: list[str]) -> list[float]:
         new = [t for t in dict.fromkeys(texts) if t not in self.known]
         self.hits += len(texts) - len(new)
+        found = {t: self._others[t] for t in new if t in self._others}
+        if found:
+            self._append(found, cached=True)
+            self.known |= found
+            new = [t for t in new if t not in found]
         for t in texts:
-            if t in self.known:
+            if t in self.known and not math.isnan(self.known[t]):
                 self.met.setdefault(t, self.known[t])
         left = len(new) if self.budget is None else max(0, self.budget - self.paid)
         refused, new = len(new) - left, new[:left]
         width = self.at_most or len(new) or 1
         for part in (new[i : i + width] for i in range(0, len(new), width)):
             scores = dict(zip(part, self.oracle.raw(part), strict=True))
-            good = self._keep(scores)  # stored before a bad score raises
+            good = self._keep(scores) + self._keep_blank(scores)  # stored before a bad score raises
             if good < len(part):  # the caller raises: the remaining parts are not scored
                 return [self.known.get(t, scores.get(t, math.nan)) for t in texts]
         if refused > 0:
@@ -310,13 +320,53 @@ class Cached(Around):
         self.met |= news
         self.paid += len(news)
         self._append(news)
+        if self.shared is not None and news:
+            with _on_disk(self.shared), appending(self.shared, sync=True) as out:
+                out.write(_lines(news))
+            self._others |= news
         return len(good)
+
+    def _keep_blank(self, scores: dict[str, float]) -> int:
+        """Store the texts without a score, where they do not stop the run; how many."""
+        blank = [t for t, v in scores.items() if math.isnan(v) and t not in self.known]
+        usable = [v for v in self.known.values() if not math.isnan(v)]
+        if not blank or self.on_nan == "stop" or (self.on_nan == "floor" and not usable):
+            return 0
+        given = dict.fromkeys(blank, min(usable) if self.on_nan == "floor" else math.nan)
+        self._append(given, nan=True)
+        self.known |= given
+        self.paid += len(given)
+        self.blank += len(given)
+        if self.on_nan == "floor":
+            self.met |= given
+        return len(given)
+
+    def share(self, file: str | Path) -> None:
+        """Take answers from this file too, and add new ones to it."""
+        own = self.known, self.paid, self.blank
+        self.shared, self.known = Path(file), {}
+        if self.shared.exists():
+            with _on_disk(self.shared):
+                self.recall(self.shared, in_folder=False)
+        self._others = {t: v for t, v in self.known.items() if not math.isnan(v)}
+        self.known, self.paid, self.blank = own
+
+    def __call__(self, state: Tensor) -> Tensor:
+        texts = self.env.decode(state)  # type: ignore[attr-defined]
+        values = self.raw(texts)
+        scored = [(t, v) for t, v in zip(texts, values, strict=True) if not (self.on_nan == "skip" and math.isnan(v))]
+        check_scores([t for t, _ in scored], [v for _, v in scored])
+        return torch.tensor(values, dtype=torch.float32, device=state.device).reshape(state.shape[:-1])
+
+    def also(self, answers: dict[str, float]) -> None:
+        """Take these answers too; they are not paid for."""
+        self._others |= {t: v for t, v in answers.items() if not math.isnan(v)}
 
     def keep_in(self, file: str | Path) -> None:
         """Use this file from now on: its scores are read, and scores that it lacks are appended."""
         self.file = Path(file)
-        before = self.known
-        self.known = {}
+        before, paid = self.known, self.paid
+        self.known, self.paid, self.blank = {}, 0, 0
         with _on_disk(self.file):
             torn = self.recall(self.file)
             if torn:
@@ -324,32 +374,36 @@ class Cached(Around):
         news = {t: v for t, v in before.items() if t not in self.known}
         self.known |= news
         self._append(news)
-        self.met = dict(self.known)
-        self.paid = len(self.known)
+        self.met = {t: v for t, v in self.known.items() if not math.isnan(v)}
+        self.paid += min(paid, len(news))
 
-    def recall(self, file: str | Path) -> int:
+    def recall(self, file: str | Path, in_folder: bool = True) -> int:
         """Read the scores of a file, without changing it; returns the bytes of a last line that a crash cut short.
 
         Of two scores of one text the first is taken: it is the one that training used.
         """
         path = Path(file)
-        content = read_bytes(path, JOURNAL, in_folder=True) if os.path.lexists(path) else b""
+        content = read_bytes(path, JOURNAL, in_folder=in_folder) if os.path.lexists(path) else b""
         *lines, rest = content.split(b"\n")
         for place, line in enumerate(lines, start=1):
             try:
                 entry = parse_json(line.decode(), "")
-                score = float(entry["score"])
-                if not isinstance(entry["text"], str) or not abs(score) <= LARGEST:
+                blank = entry.get("nan") is True
+                score = math.nan if blank and entry["score"] is None else float(entry["score"])
+                if not isinstance(entry["text"], str) or not (abs(score) <= LARGEST or math.isnan(score)):
                     raise ValueError
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise UserError(f"line {place} of {shown(path)} is not an oracle's answer: mend or remove it") from None
-            self.known.setdefault(entry["text"], score)
+            if entry["text"] not in self.known:
+                self.known[entry["text"]] = score
+                self.paid += entry.get("cached") is not True
+                self.blank += blank
         return len(rest)
 
-    def _append(self, scores: dict[str, float]) -> None:
+    def _append(self, scores: dict[str, float], **notes: bool) -> None:
         if self.file is None or not scores:
             return
-        content = "".join(json.dumps({"text": t, "score": v}) + "\n" for t, v in scores.items()).encode()
+        content = _lines(scores, **notes)
         with _on_disk(self.file):
             size = self.file.stat().st_size if self.file.exists() else 0
             try:
@@ -359,6 +413,11 @@ class Cached(Around):
                 with contextlib.suppress(OSError):  # half a line would spoil the next one
                     os.truncate(self.file, size)
                 raise
+
+
+def _lines(scores: dict[str, float], **notes: bool) -> bytes:
+    rows = ({"text": t, "score": None if math.isnan(v) else v, **notes} for t, v in scores.items())
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 @contextlib.contextmanager

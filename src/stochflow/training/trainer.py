@@ -14,6 +14,7 @@ from stochflow.engines.base import Job, Residuals, Rewards, Schedule, Walk
 from stochflow.engines.capture import aside
 from stochflow.engines.choose import Word, choose
 from stochflow.engines.flat import FlatParameters
+from stochflow.learn.buffer import with_scores
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import Objective
 from stochflow.nets.policy import Policy
@@ -123,7 +124,11 @@ class Trainer:
         self._count(traj)  # what fails is not counted: it is asked again
         if isinstance(self.task.reward, Sharpening):
             self.task.reward.observe(found, code(states))
-        return traj._replace(score=found.to(traj.score))
+        return (
+            with_scores(traj, found)
+            if getattr(self.task.oracle, "on_nan", "") == "skip"
+            else traj._replace(score=found.to(traj.score))
+        )
 
     def fresh(self) -> Walk:
         """A batch to learn from, with its scores unless they are looked up by state number later."""

@@ -542,6 +542,9 @@ def check_oracle(task: Task, samples: int = 16, seed: int = 0) -> None:
             "it must score every object that can be built"
         ) from problem
     shape = "give one number for each state of a batch [..., D]"
+    if getattr(task.oracle, "on_nan", "stop") == "skip":  # what has no score is left out of what is learned
+        some = score[0].isfinite()
+        state, score = state[:, some], score[:, some]
     _scores(env, state, score, "the oracle", shape, "it must give a finite score to every object")
     finite = "the log-reward must be finite (a floor above 0 keeps the log of it so)"
     _scores(env, state, task.reward(score, state, None), "the reward", "give one log-reward per score", finite)

@@ -1,0 +1,49 @@
+"""Rivals beside a run: what random search or a genetic algorithm finds with as many different oracle calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochflow.baselines.rivals import RIVALS, Asker
+from stochflow.errors import UserError, did_you_mean
+from stochflow.law.measure import forked
+from stochflow.runs.asked import figures_of
+from stochflow.scores.oracles import Cached
+from stochflow.types import Task
+
+
+def rivals(words: str) -> list[str]:
+    """The names behind `--beside ga,random`."""
+    names = [w.strip() for w in words.split(",") if w.strip()]
+    for name in names:
+        if name not in RIVALS:
+            raise UserError(
+                f"--beside {name}: there is no such rival{did_you_mean(name, RIVALS)}; take {', '.join(RIVALS)}"
+            )
+    return names
+
+
+def beside(task: Task, names: list[str], calls: int, seed: int, folder: Path, start: Tensor | None) -> dict[str, Any]:
+    """The figures of each rival after as many calls; their answers are kept in the folder and cost oracle calls of their own."""
+    found: dict[str, Any] = {}
+    for name in names:
+        oracle: Any = task.oracle
+        if isinstance(oracle, Cached):
+            own = Cached(oracle.oracle, folder / f"oracle.{name}.jsonl")
+            own.also(oracle.known)  # what is known is not asked again, and counts all the same
+            oracle = own
+        with forked(seed, torch.device("cpu")):
+            asker = Asker(task.env, oracle, calls, start)
+            RIVALS[name](asker)
+        objects, scores = asker.answers()
+        order = scores.argsort(descending=True, stable=True)
+        row = figures_of(task.env, objects[order], scores[order].float()) | {"calls": len(scores)}
+        found[name] = row | {
+            "sentence": f"best {row['best_asked']:.4g}, mean of the 100 best {row['top_asked']:.4g}, "
+            f"of the 100 best at distance {row['apart_distance']} {row['apart_asked']:.4g}"
+        }
+    return found
