@@ -39,7 +39,11 @@ FORMULAS = {  # p: the law of what comes out; q = R / Z: the target; both over f
     "sample_score": "mean score of the sample",
     "top_score": "mean score of the 100 best different objects of the sample",
     "diversity": "mean distance of two objects of the sample",
-    "oracle_calls": "objects asked about in training",
+    "best_asked": "largest score of all different objects asked about",
+    "top_asked": "mean score of the 100 best different objects asked about",
+    "apart_asked": "the same of those that are ceil(length / 5) or more places from every better one, chosen greedily",
+    "beta": "sharpness * log |X| / (mean of the best - median of the first scores), until it is frozen",
+    "oracle_calls": "objects asked about; of an oracle in Python, different ones",
 }
 
 

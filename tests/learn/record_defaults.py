@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stochflow.runs.config import configure
 from stochflow.runs.experiment import train
 
 HERE = Path(__file__).parent
@@ -35,9 +34,8 @@ def file_of(task: str) -> Path:
 
 
 def record(task: str) -> Path:
-    config = configure(task, seeds=5, steps=STEPS[task], **LOOKS)
     with tempfile.TemporaryDirectory() as folder:
-        train(config, out=Path(folder) / "run")
+        config = train(task, out=Path(folder) / "run", seeds=5, steps=STEPS[task], **LOOKS).experiment.config
         rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
     lines = [json.dumps({"config": config.to_dict()}), *(json.dumps(short(r)) for r in rows)]
     file_of(task).write_text("\n".join(lines) + "\n")

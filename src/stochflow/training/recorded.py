@@ -9,6 +9,7 @@ import torch
 
 from stochflow.engines.base import Walk
 from stochflow.engines.capture import WARM_UP, Captured, aside
+from stochflow.scores.rewards import Sharpening
 
 if TYPE_CHECKING:
     from stochflow.training.trainer import Trainer
@@ -21,7 +22,8 @@ def recorded(trainer: Trainer, note: bool) -> list[Callable[[], object]]:
         trainer.learn(trainer.fresh(), note)
 
     device, source, calls = trainer.policy.device, trainer.source, trainer.calls
-    if device.type != "cuda" or not trainer.iteration.capture or not source.static:
+    still = source.static and not isinstance(trainer.task.reward, Sharpening)  # a recording holds their numbers
+    if device.type != "cuda" or not trainer.iteration.capture or not still:
         return [whole]
     kept = trainer.state_dict()
     if source.scored or getattr(trainer.task.oracle, "on_device", False):

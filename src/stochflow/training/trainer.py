@@ -115,6 +115,7 @@ class Trainer:
         if self.source.scored:
             if self.source.asks:
                 self._count(traj)
+                self._sharpen(traj.score, traj.states[-1])
             return traj
         states = traj.states[-1]
         if self.group is None or getattr(self.task.oracle, "on_device", False):
@@ -122,13 +123,16 @@ class Trainer:
         else:
             found = self.group.guarded(lambda: self.task.oracle(states))
         self._count(traj)  # what fails is not counted: it is asked again
-        if isinstance(self.task.reward, Sharpening):
-            self.task.reward.observe(found, code(states))
+        self._sharpen(found, states)
         return (
             with_scores(traj, found)
             if getattr(self.task.oracle, "on_nan", "") == "skip"
             else traj._replace(score=found.to(traj.score))
         )
+
+    def _sharpen(self, score: Tensor, states: Tensor) -> None:
+        if isinstance(self.task.reward, Sharpening):
+            self.task.reward.observe(score, code(states))
 
     def fresh(self) -> Walk:
         """A batch to learn from, with its scores unless they are looked up by state number later."""

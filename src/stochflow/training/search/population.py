@@ -27,7 +27,7 @@ class Breeding(NamedTuple):
     """How children are made."""
 
     climb: float = 0.5  # share of them by a plain genetic algorithm on the best
-    focus: tuple[float, ...] = (0.15,)  # shares of the pool that the others' parents come from, in turn
+    focus: tuple[float, ...] = (0.02, 0.05, 0.15)  # shares of the pool that the others' parents come from, in turn
     near: float = 0.0  # share of the others whose second parent is a near one
     start: int = 150  # objects asked about before there is a population
 
