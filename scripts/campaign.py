@@ -3,7 +3,7 @@
     python scripts/campaign.py fuzz --cases 10000 --seed 0
     python scripts/campaign.py kills --count 1000 --seed 0
     python scripts/campaign.py disk
-    python scripts/campaign.py page        # the tables, from benchmarks/results/reliability.json
+    python scripts/campaign.py page        # the tables of docs/reliability.md, from benchmarks/results/reliability.json
 
 Everything runs in forked processes with a limit of time and memory, and each case is drawn from its own number, so that one
 that fails can be repeated alone: `fuzz --only NUMBER`.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import copy
 import io
 import json
 import os
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
 RESULTS = ROOT / "benchmarks" / "results" / "reliability.json"
 SECONDS, MEMORY = 30, 3 << 30  # a case may take this long, and this much memory beyond what is there before it
 FINE = "fine"
@@ -272,7 +274,7 @@ def a_configuration(rng: random.Random, place: Path) -> Case:
     for _ in range(rng.randrange(1, 4)):
         part = rng.choice([data, data["train"], data["task"]])
         if isinstance(part, dict):
-            part[rng.choice([*part, "nonsense", "name", "format"])] = rng.choice(odd)
+            part[rng.choice([*part, "nonsense", "name", "format"])] = copy.deepcopy(rng.choice(odd))
         if not isinstance(data.get("train"), dict) or not isinstance(data.get("task"), dict):
             break
     return Case("configuration", json.dumps(data)[:200], lambda: call(lambda: Config.from_dict(data)))
@@ -635,26 +637,28 @@ def disk(seed: int) -> dict[str, Any]:
 
 def tables(results: dict[str, Any]) -> str:
     """The two tables of docs/reliability.md."""
-    rows = ["| bad inputs | tried | handled | not handled |", "| --- | --- | --- | --- |"]
-    fuzzed = results["fuzz"]
-    wrong = collections.Counter(b["kind"] for b in fuzzed["bad"])
-    for kind, count in fuzzed["kinds"].items():
-        rows.append(f"| {kind} | {count:,} | {count - wrong[kind]:,} | {wrong[kind]:,} |")
-    rows.append(
-        f"| **all** | **{fuzzed['cases']:,}** | **{fuzzed['cases'] - len(fuzzed['bad']):,}** | **{len(fuzzed['bad']):,}** |"
-    )
-    killed = results["kills"]
-    rows += ["", "| killed by | times |", "| --- | --- |", *[f"| {way} | {n:,} |" for way, n in killed["ways"].items()]]
-    rows.append(f"| **all** | **{killed['kills']:,}** |")
-    rows += ["", f"{killed['runs']:,} runs died these deaths; {len(killed['bad'])} of them ended otherwise than a run that nobody killed."]  # fmt: skip
-    full = results["disk"]
-    note = f" ({full['note']})" if full.get("note") else ""
-    rows += [
-        "",
-        f"Full disks: {full['cases']} runs met one; {len(full['bad'])} of them ended otherwise than with room{note}.",
-    ]
-    machine = results["machine"]
-    rows += ["", f"Taken on {machine['machine']}, Python {machine['python']}, torch {machine['torch']}, with seeds {fuzzed['seed']} and {killed['seed']}."]  # fmt: skip
+    fuzzed, killed, full, machine = (results.get(part) for part in ("fuzz", "kills", "disk", "machine"))
+    rows: list[str] = []
+    if fuzzed:
+        wrong = collections.Counter(b["kind"] for b in fuzzed["bad"])
+        rows += ["| bad inputs | tried | handled | not handled |", "| --- | --- | --- | --- |"]
+        rows += [f"| {kind} | {n:,} | {n - wrong[kind]:,} | {wrong[kind]:,} |" for kind, n in fuzzed["kinds"].items()]
+        all_wrong = len(fuzzed["bad"])
+        rows += [f"| **all** | **{fuzzed['cases']:,}** | **{fuzzed['cases'] - all_wrong:,}** | **{all_wrong:,}** |"]
+        found = collections.Counter(re.sub(r"[\d']+", "", b["outcome"])[:70] for b in fuzzed["bad"])
+        rows += ["", "Not handled, seed by seed: " + "; ".join(f"{n} x {what.strip()}" for what, n in found.most_common()) + "."] if found else []  # fmt: skip
+        rows += [fuzzed["note"]] if fuzzed.get("note") else []
+        rows += [""]
+    if killed:
+        rows += ["| killed | times |", "| --- | --- |", *[f"| {way} | {n:,} |" for way, n in killed["ways"].items()]]
+        rows += [f"| **all** | **{killed['kills']:,}** |", ""]
+        rows += [f"{killed['runs']:,} runs died these deaths; {len(killed['bad'])} of them ended otherwise than a run that nobody killed.", ""]  # fmt: skip
+    if full:
+        note = f" ({full['note']})" if full.get("note") else ""
+        rows += [f"Full disks: {full['cases']} runs met one; {len(full['bad'])} of them ended otherwise than with room{note}.", ""]  # fmt: skip
+    seeds = sorted({part["seed"] for part in (fuzzed, killed, full) if part and "seed" in part})
+    if machine:
+        rows += [f"Taken on {machine['machine']}, Python {machine['python']}, torch {machine['torch']}, with seed {', '.join(map(str, seeds))}."]  # fmt: skip
     return "\n".join(rows)
 
 
@@ -678,7 +682,10 @@ def main() -> int:
     asked = parser.parse_args()
     sys.setswitchinterval(0.005)
     if asked.part == "page":
-        print(tables(json.loads(RESULTS.read_text())))
+        text, found = PAGE.read_text(), tables(json.loads(RESULTS.read_text()))
+        begin_, end = "<!-- tables -->\n", "<!-- end of tables -->"
+        first, last = text.index(begin_) + len(begin_), text.index(end)
+        PAGE.write_text(f"{text[:first]}\n{found}\n\n{text[last:]}")
         return 0
     if asked.only is not None:
         with tempfile.TemporaryDirectory() as folder:

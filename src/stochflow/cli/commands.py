@@ -208,7 +208,8 @@ def _overview() -> str:
         "usage: stochflow COMMAND ...\n\nGenerative flow networks for stochastic worlds: learn to sample in proportion to reward.\n\n"
         f"{rows}\n\nTASK is one of {', '.join(TASKS)}, or a function of your own as my_module:my_function.\n"
         "RUN is the folder that `stochflow train` prints. `stochflow train TASK --help` shows every flag.\n\n"
-        "  stochflow train grid --side 8\n  stochflow train tfbind8 --stick 0.25\n"
+        "  stochflow train grid --side 8\n  stochflow train tfbind8 --stick 0.25\n\n"
+        "Exit codes: 0 done, 1 our fault, 2 what was asked cannot be done, 130 interrupted with the run folder whole.\n"
     )
 
 
