@@ -177,6 +177,46 @@ def test_the_folder_is_refused_where_it_is_not_one(lab, tmp_path):
             Campaign.open(tmp_path / "plates")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"columns": [{"name": "activity", "goal": "explode"}]},
+        {"columns": [{"name": "activity", "weight": "a"}]},
+        {"alphabet": 7},
+        {"max_length": 10**9},
+        {"noise": {"kind": "slip", "rate": 7}},
+        {"noise": {"kind": "table", "table": [[1, 0], [0, 1]]}},
+        {"noise": "os:system"},
+        {"wild_type": "<script>"},
+        {"seed": None},
+    ],
+    ids=str,
+)
+def test_a_strangers_settings_are_held_to_their_types(lab, tmp_path, change):
+    Campaign.new(tmp_path / "plates", lab)
+    file = tmp_path / "plates" / "campaign.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError):
+        Campaign.open(tmp_path / "plates")
+
+
+def test_a_strangers_rounds_are_read_as_data(lab, tmp_path):
+    from stochflow.design.page import write_page
+
+    campaign = Campaign.new(tmp_path / "plates", lab)
+    campaign.ask(4, QUICK)
+    folder = tmp_path / "plates/rounds/001"
+    proposal = (folder / "proposal.csv").read_text()
+    (folder / "proposal.csv").write_text(proposal.replace("r01-001", "<script>alert(1)</script>"))
+    assert "<script" not in write_page(campaign).read_text()
+    for name, text in [("model.json", '[{"column": 3}]'), ("model.json", "{"), ("proposal.csv", "a,b\n1,2\n")]:
+        kept = (folder / name).read_text()
+        (folder / name).write_text(text)
+        with pytest.raises(UserError, match=r"restore"):
+            write_page(Campaign.open(tmp_path / "plates"))
+        (folder / name).write_text(kept)
+
+
 def test_two_writers_do_not_meet(lab, tmp_path):
     from stochflow.design.store import locked
 

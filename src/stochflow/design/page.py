@@ -16,6 +16,8 @@ from stochflow.design.campaign import Campaign
 from stochflow.design.objectives import hypervolume, pareto
 from stochflow.design.page_template import PAGE, ROWS, STYLE
 from stochflow.design.store import FAILED, OK, Row, read_json
+from stochflow.errors import UserError
+from stochflow.files.reading import shown
 from stochflow.look.report.drawing import Panel, owned
 from stochflow.look.report.template import FIGURE
 from stochflow.look.report.template import STYLE as COMMON
@@ -86,7 +88,14 @@ def write_page(campaign: Campaign, out: Path | None = None) -> Path:
 
     from stochflow.runs.atomic import write_text
 
-    page = collect(campaign)
+    try:
+        page = collect(campaign)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"the rounds of {shown(campaign.path)} cannot be read ({type(error).__name__}: {shown(str(error))}): restore them from a copy"
+        ) from error
     loader = DictLoader({"page": PAGE, "rows": ROWS, "figure": FIGURE, "style": COMMON, "own": STYLE})
     text = Environment(loader=loader, autoescape=True, trim_blocks=True).get_template("page").render(page=page)
     return write_text(out or campaign.path / "report.html", text)

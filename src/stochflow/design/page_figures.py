@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stochflow.design.features import distances
+from stochflow.files.shield import plain_matplotlib
 from stochflow.look.report.designs import LETTERS, OTHERS
 from stochflow.look.report.drawing import FAINT, INK, RULE, SERIES, Panel, axes, legend, svg
 
@@ -20,6 +21,7 @@ def logo(texts: Sequence[str]) -> Panel | None:
     """The letters of the batch by position, in rows of `PER_ROW`; None for unequal lengths, one design, or without logomaker."""
     if len(texts) < 2 or len({len(t) for t in texts}) > 1:
         return None
+    plain_matplotlib()
     try:
         import logomaker
     except ImportError:

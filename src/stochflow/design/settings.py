@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,20 +79,73 @@ class Settings:
             if noise is not None:
                 given["noise"] = Noise(**{**noise, "table": tuple(tuple(row) for row in noise.get("table", ()))})
             made = Settings(**given)
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{where} cannot be read ({error}): restore it from a copy") from error
         return made.check(where)
 
     def check(self, where: str) -> Settings:
-        whole = all(isinstance(n, int) for n in (self.min_length, self.max_length, self.seed))
-        if not (
-            whole
-            and 1 <= self.min_length <= self.max_length <= 10_000
-            and len(set(self.alphabet)) >= 2
-            and self.columns
-        ):
-            raise UserError(f"{where} has lengths, an alphabet or columns that make no sense: restore it from a copy")
+        """Itself, where every value has the type and range that the rest of the package relies on."""
+        try:
+            held = (
+                (
+                    "lengths",
+                    _whole(self.min_length)
+                    and _whole(self.max_length)
+                    and 1 <= self.min_length <= self.max_length <= 10_000,
+                ),
+                (
+                    "alphabet",
+                    isinstance(self.alphabet, str) and 2 <= len(self.alphabet) == len(set(self.alphabet)) <= 128,
+                ),
+                ("sequence", isinstance(self.sequence, str)),
+                ("wild_type", isinstance(self.wild_type, str) and set(self.wild_type) <= set(self.alphabet)),
+                (
+                    "columns",
+                    bool(self.columns)
+                    and all(map(_sound_column, self.columns))
+                    and len({c.name for c in self.columns}) == len(self.columns),
+                ),
+                ("replicates", self.replicates in ("mean", "median")),
+                ("rules", isinstance(self.rules, bool) and isinstance(self.rules_approximate, bool)),
+                ("noise", self.noise is None or _sound_noise(self.noise, len(self.alphabet))),
+                ("seed", _whole(self.seed) and 0 <= self.seed < 2**40),
+            )
+        except TypeError as error:
+            raise UserError(
+                f"{where} has a setting of another type than it should: restore the file from a copy"
+            ) from error
+        for what, fine in held:
+            if not fine:
+                raise UserError(f'{where}: the setting "{what}" makes no sense: restore the file from a copy')
         return self
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _sound_column(c: Column) -> bool:
+    limit = c.threshold is None or _number(c.threshold)
+    return isinstance(c.name, str) and c.goal in ("maximise", "minimise") and _number(c.weight) and limit
+
+
+def _sound_noise(noise: Noise, letters: int) -> bool:
+    chances = [noise.rate, noise.insertion, noise.deletion]
+    if not all(_number(x) and 0 <= x <= 1 for x in chances) or noise.kind not in ("slip", "neighbour", "table"):
+        return False
+    if noise.kind != "table":
+        return not noise.table
+    rows = noise.table
+    square = len(rows) == letters and all(len(row) == letters for row in rows)
+    return (
+        square
+        and all(_number(x) and x >= 0 for row in rows for x in row)
+        and all(abs(sum(row) - 1) < 1e-6 for row in rows)
+    )
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,24 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from stochflow.design.settings import Settings
 from stochflow.errors import UserError
+from stochflow.files import reading
 from stochflow.runs.atomic import replacing
 from stochflow.types import plain
 
 Row = dict[str, Any]
 OK, FAILED = "ok", "failed"
+NEEDED = ("id", "sequence", "role", "well")  # of every proposal
 
 
 class Store:
@@ -84,7 +87,7 @@ class Store:
         names = [c.name for c in self.settings.columns]
         found = []
         for file in self.recordings():
-            for row in read_csv(file):
+            for row in read_csv(file, ("id", "sequence", "status")):
                 try:
                     values = {n: float(row[n]) if row[n] else None for n in names}
                     found.append({**row, **values, "recording": int(file.stem)})
@@ -122,7 +125,7 @@ class Store:
 
     def proposal(self, folder: Path) -> list[Row]:
         """The rows of a round's proposal, numbers as numbers."""
-        return [{k: _typed(k, v) for k, v in row.items()} for row in read_csv(folder / "proposal.csv")]
+        return [{k: _typed(k, v) for k, v in row.items()} for row in read_csv(folder / "proposal.csv", NEEDED)]
 
     def next_round(self) -> int:
         return int(self.rounds()[-1].name) + 1 if self.rounds() else 1
@@ -192,16 +195,12 @@ def as_json(data: Any) -> bytes:
 
 
 def read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UserError(f"{file} cannot be read ({error}): restore it from a copy") from error
+    """A file of the folder, which may be a stranger's: bounded, finite, no link that leads out."""
+    return reading.read_json(file)
 
 
 def as_csv(rows: list[Row]) -> bytes:
     """All columns that any row has, in the order of their first appearance."""
-    import io
-
     out = io.StringIO()
     names = list(dict.fromkeys(k for row in rows for k in row))
     writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
@@ -214,12 +213,16 @@ def short(value: Any) -> Any:
     return f"{value:.10g}" if isinstance(value, float) else value
 
 
-def read_csv(file: Path) -> list[Row]:
+def read_csv(file: Path, needed: Sequence[str] = ()) -> list[Row]:
+    """The rows of a file of the folder; every row has the columns that are needed."""
+    text = reading.read_text(file, in_folder=True)
     try:
-        with file.open(encoding="utf-8", newline="") as opened:
-            return list(csv.DictReader(opened))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{file} cannot be read ({error}): restore it from a copy") from error
+        rows = list(csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:
+        raise UserError(f"{reading.shown(file)} cannot be read ({error}): restore it from a copy") from error
+    if any(row.get(name) is None for row in rows for name in needed):
+        raise UserError(f"{reading.shown(file)} lacks one of the columns {', '.join(needed)}: restore it from a copy")
+    return rows
 
 
 TEXT = frozenset("id sequence role reason source nearest_measured well edits preference".split())
