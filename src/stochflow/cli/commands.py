@@ -79,6 +79,8 @@ class Sample:
     """keep only this many, the best by score; 0: all"""
     simulate: int = 0
     """make each of them this often through the task's noise, and sort by the mean score of what comes out"""
+    condition: str = ""
+    """draw under one condition alone: its values with commas between, such as 0.5,12, or its number"""
     task: str = ""
     """a task of one's own is code: name it again, as my_module:my_function, to have it imported and called"""
     trust: bool = False
@@ -344,7 +346,9 @@ def _sample(words: list[str]) -> int:
         if asked.min_distance or asked.top
         else known_modes(export.read_rows(asked.run / "samples.csv"), opened.task)
     )
-    rows = shortlist(opened.sample(asked.n, asked.seed), asked.unique, asked.min_distance, asked.top, known)
+    rows = shortlist(
+        opened.sample(asked.n, asked.seed, asked.condition), asked.unique, asked.min_distance, asked.top, known
+    )
     rows = iter(synthesised(opened.task, rows, asked.simulate, asked.seed)) if asked.simulate else rows
     if asked.out is None:
         export.write_rows(rows, kind, sys.stdout)

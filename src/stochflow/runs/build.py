@@ -49,6 +49,7 @@ from stochflow.training.sources import Mixed, OnPolicy, Source
 from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task, Trajectories
 from stochflow.worlds.check import check_channel, check_env, check_oracle
+from stochflow.worlds.env import Env
 
 log = logging.getLogger("stochflow")
 IN_PYTHON = "python:task"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
@@ -298,8 +299,12 @@ class Experiment:
     def _look_seed(self) -> int:
         return (self.config.train.seed * 1_000_003 + self.trainer.steps_done + 1) % 2**31
 
-    def sample(self, n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-        """Rows of `n` objects drawn from the averaged policy through the channel, spread evenly over the seeds."""
+    def sample(self, n: int, seed: int = 0, condition: str = "") -> Iterator[dict[str, Any]]:
+        """Rows of `n` objects drawn from the averaged policy through the channel, spread evenly over the seeds.
+
+        `condition`: the values of one context, or its number; without it conditioned tasks draw under every context alike.
+        """
+        chosen = context_row(self.task.env, condition) if condition else None
         for what, value, least in (("n", n, 1), ("seed", seed, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
                 raise UserError(f"{what} is {value!r}, but it must be a whole number of at least {least}")
@@ -309,12 +314,9 @@ class Experiment:
         while made < n:
             batch = min(self._together(), math.ceil((n - made) / seeds))
             with self.trainer.averaged(), forked((seed * 1_000_003 + made) % 2**31, self.device):
-                rows = self.rows(
-                    scored(
-                        self.yardstick.task,
-                        walk(Request(self.yardstick.task, self.policy, batch), self.config.train.engine).trajectories,
-                    )
-                )
+                under = None if chosen is None else torch.full((seeds, batch), chosen, device=self.device)
+                request = Request(self.yardstick.task, self.policy, batch, row=under)
+                rows = self.rows(scored(self.yardstick.task, walk(request, self.config.train.engine).trajectories))
             for row in with_prospects(self.task.oracle, rows[: n - made]):
                 made += 1
                 yield {"id": f"design_{made:0{max(4, width)}d}", **row}
@@ -388,3 +390,25 @@ def with_prospects(oracle: Any, rows: list[dict[str, Any]]) -> list[dict[str, An
         }
         for r in rows
     ]
+
+
+def context_row(env: Env, condition: str) -> int:
+    """The number of the context that is meant: by its values, with commas between, or by its number."""
+    if env.contexts is None:
+        raise UserError(f"--condition {condition!r} was given, but this task has no conditions: leave it out")
+    table = env.contexts.double().flatten(1)
+    try:
+        values = [float(word) for word in condition.split(",")]
+    except ValueError:
+        values = []
+    if len(values) == table.shape[1]:
+        near = (table - torch.tensor(values, dtype=torch.float64)).abs().amax(1)
+        if float(near.min()) < 1e-6:
+            return int(near.argmin())
+    if len(values) == 1 and values[0] == int(values[0]) and 0 <= values[0] < len(table):
+        return int(values[0])
+    some = "; ".join(",".join(f"{v:g}" for v in row) for row in table[:8].tolist())
+    more = f" and {len(table) - 8} more" if len(table) > 8 else ""
+    raise UserError(
+        f"--condition {condition!r} is none of the run's {len(table)} conditions ({some}{more}): give one of them"
+    )
