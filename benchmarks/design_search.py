@@ -143,14 +143,19 @@ def main() -> None:
     if lines is not None and lines.exists():
         done = [json.loads(line) for line in lines.read_text().splitlines()]
     have = {(d["task"], d["arm"], d["seed"]) for d in done}
-    cells = [(n, a, s) for s in range(asked_for.seeds) for a in sorted(arms, key=lambda a: -COST.get(a, 0)) for n in names]
+    cells = [
+        (n, a, s) for s in range(asked_for.seeds) for a in sorted(arms, key=lambda a: -COST.get(a, 0)) for n in names
+    ]
     with ProcessPoolExecutor(asked_for.workers) as pool:
         waiting = {pool.submit(cell, *c, asked_for.calls) for c in cells if c not in have}
         try:
             for future in as_completed(waiting, timeout=asked_for.time_limit):
                 found = future.result()
                 done.append(found)
-                print({k: found[k] for k in ("task", "arm", "seed", "best", "top", "apart", "diversity", "cpu_s")}, flush=True)
+                print(
+                    {k: found[k] for k in ("task", "arm", "seed", "best", "top", "apart", "diversity", "cpu_s")},
+                    flush=True,
+                )
                 if lines is not None:
                     lines.parent.mkdir(parents=True, exist_ok=True)
                     with lines.open("a") as file:
@@ -161,7 +166,11 @@ def main() -> None:
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
     done.sort(key=lambda d: (names.index(d["task"]) if d["task"] in names else 99, d["arm"], d["seed"]))
-    write(header("cpu", calls=asked_for.calls, seeds=asked_for.seeds) | {"wall_s": round(time.monotonic() - begun), "cells": done}, asked_for.out)
+    write(
+        header("cpu", calls=asked_for.calls, seeds=asked_for.seeds)
+        | {"wall_s": round(time.monotonic() - begun), "cells": done},
+        asked_for.out,
+    )
 
 
 if __name__ == "__main__":

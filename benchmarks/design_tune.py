@@ -119,7 +119,10 @@ def main() -> None:
             pool.shutdown(wait=False, cancel_futures=True)
     rated = rate(cells)
     print(json.dumps(rated, indent=1))
-    write(header("cpu", variants={k: [list(b), n] for k, (b, n) in VARIANTS.items()}) | {"rated": rated, "cells": cells}, given.out)
+    write(
+        header("cpu", variants={k: [list(b), n] for k, (b, n) in VARIANTS.items()}) | {"rated": rated, "cells": cells},
+        given.out,
+    )
 
 
 if __name__ == "__main__":

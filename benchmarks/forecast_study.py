@@ -6,7 +6,7 @@
 The series, horizons and origins are those of benchmarks/forecast_series.py, written before any of them was forecast. Every method learns anew
 at every origin, from all rows before it and nothing else. Rivals (statsforecast): AutoETS, AutoTheta, MSTL (two seasons for hours), the seasonal naive
 forecast, AutoARIMA (without seasons where one has more than 12 rows, which would take hours). They give an interval and no futures: their CRPS is that of the normal law with
-their centre and their 80 % interval. Ours is that of 1,000 futures. CRPS is measured in units of each series' mean absolute change from one row to the next,
+their centre and their 80 % interval. Ours is that of 1,000 futures of the statistical law (`--network off`). CRPS is measured in units of each series' mean absolute change from one row to the next,
 so that the series of a panel count alike. `--seeds` repeats ours with other seeds.
 """
 
@@ -125,15 +125,62 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def render(found: dict[str, Any]) -> str:
+    """The tables of docs/forecasting.md."""
+    lines = [
+        "| set | rows | series | ours | best rival | ratio | 80 % of values | of totals |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, case in found["cases"].items():
+        rival = min(case["rivals"], key=lambda r: case["rivals"][r]["crps"])
+        best, one = case["rivals"][rival]["crps"], case["ours"]["0"]
+        total = one["joint"].get("coverage_80_total", float("nan"))
+        lines.append(
+            f"| {name} ({case['kind']}) | {case['rows']} | {case['series']} | {one['crps']:.3g} | {rival} {best:.3g} | {one['crps'] / best:.2f} "
+            f"| {one['coverage_80']:.0%} | {total:.0%} |"
+        )
+    lines += ["", "| against | geometric mean of the ratios (95 % interval over sets) | sets |", "|---|---|---|"]
+    for name, x in found["summary"]["against"].items():
+        lines.append(f"| {name} | {x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f}) | {x['sets']} |")
+    return "\n".join(lines)
+
+
+def pooled(found: dict[str, Any]) -> dict[str, float]:
+    """Coverage of facts about whole futures over all windows of all sets, and mean lag-1 correlations over the sets."""
+    cases = [c for c in found["cases"].values() if c["ours"]["0"]["joint"]]
+    count = np.array([len(c["ours"]["0"]["windows"]) for c in cases], dtype=float)
+    made = {}
+    for key in ("coverage_80_total", "coverage_80_maximum", "coverage_80_difference"):
+        each = np.array([c["ours"]["0"]["joint"][key] for c in cases])
+        made[key] = float(each @ count / count.sum())
+        made[f"{key}_mean_of_sets"] = float(each.mean())
+    lags = [
+        (c["ours"]["0"]["joint"]["lag_1_real"], c["ours"]["0"]["joint"]["lag_1_sampled"])
+        for c in cases
+        if "lag_1_real" in c["ours"]["0"]["joint"]
+    ]
+    real, sampled = np.array(lags).T
+    return {
+        **made,
+        "lag_1_real": float(real.mean()),
+        "lag_1_sampled": float(sampled.mean()),
+        "lag_1_within": float((np.abs(real - sampled) <= 0.15).mean()),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--wheels", type=Path, required=True)
+    parser.add_argument("--wheels", type=Path, default=Path("wheels"))
     parser.add_argument("--fetch", action="store_true")
     parser.add_argument("--only", choices=("ours", "rivals"))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--render", action="store_true", help="print the tables of the page and do nothing else")
     parser.add_argument("--cases", default="", help="names, separated by commas")
     asked = parser.parse_args()
+    if asked.render:
+        print(render(json.loads(asked.out.read_text())))
+        return
     warnings.simplefilter("ignore")
     if asked.fetch:
         fetch(asked.wheels)
@@ -175,7 +222,7 @@ def main() -> None:
                 flush=True,
             )
     if asked.only != "rivals":
-        found["summary"] = summary(found)
+        found["summary"] = {**summary(found), "paths": pooled(found)}
         print(json.dumps(found["summary"], indent=1))
     found |= {
         "versions": {p: version(p) for p in ("torch", "numpy", "pandas", "statsforecast", "scoringrules")}

@@ -419,7 +419,10 @@ def rebuilt(found: Found) -> str:
 
 def without_four(found: Found) -> str:
     """What four small optimisations win together: the same rows with and without them."""
-    beside = {kind: json.loads((RESULTS / f"{name}.json").read_text())[kind] for kind, name in (("speed", "speed_rebuilt_gpu"), ("noise", "speed_rebuilt_gpu"), ("seeds", "speed_gpu"))}
+    beside = {
+        kind: json.loads((RESULTS / f"{name}.json").read_text())[kind]
+        for kind, name in (("speed", "speed_rebuilt_gpu"), ("noise", "speed_rebuilt_gpu"), ("seeds", "speed_gpu"))
+    }
     rows = []
     for kind, each in beside.items():
         with_them = {(r["task"], r["batch"], r.get("seeds", 1)): r["stochflow"]["ms"] for r in each}
