@@ -205,16 +205,26 @@ def fixed_rows(fixed: Sequence[tuple[str, str]], believed: Believed, settings: S
 
 
 def _add_predictions(rows: list[Row], texts: Sequence[str], believed: Believed, settings: Settings) -> None:
-    """Predicted mean of every column, with the interval at each level that there are groups enough for."""
+    """Predicted mean of every column, with the interval at each level that there are groups enough for.
+
+    Where orders come out wrong, an interval is for the value of one making: its width grows by the spread of what is made.
+    """
     single = len(settings.columns) == 1
-    for column, part, p in zip(settings.columns, believed.model.parts, believed.predict(texts), strict=True):
+    made = believed.makings(texts) if believed.synthesis is not None else None
+    for c, (column, part, p) in enumerate(
+        zip(settings.columns, believed.model.parts, believed.predict(texts), strict=True)
+    ):
         suffix = "" if single else f"_{column.name}"
         calibration = part.best.calibration
         own = p.sd / max(calibration.stretch, 1e-12)  # `width` stretches it
+        if made is not None:  # the spread in units of the calibrated width
+            own = np.sqrt(own**2 + (made[c][1] / max(calibration.stretch, 1e-12)) ** 2)
         ends = {level: calibration.interval(p.mean, own, level) for level in calibration.quantiles}
         for i, row in enumerate(rows):
             row[f"predicted{suffix}"] = float(p.mean[i])
             row[f"sd{suffix}"] = float(p.sd[i])
+            if made is not None:
+                row[f"made_low{suffix}"] = float(made[c][0][i])
             for level, found in ends.items():
                 if found is not None:
                     row[f"low{round(100 * level)}{suffix}"] = float(found[0][i])
@@ -237,7 +247,6 @@ def _described(
     value = np.array([m[3] for m in made])
     groups = batches.clusters(texts, value)
     chances = believed.synthesis.chance_exact(texts).tolist() if believed.synthesis is not None else None
-    lows = believed.low(texts) if believed.synthesis is not None else None
     nucleic = set(settings.alphabet) <= set("ACGTU")
     for i, (row, (text, plan, source, worth)) in enumerate(zip(rows, made, strict=True)):
         row["acquisition"] = worth
@@ -252,9 +261,6 @@ def _described(
             row["edits"] = edits(settings.wild_type, text)
         if chances is not None:
             row["chance_exact"] = round(float(chances[i]), 6)
-        if lows is not None:
-            for column, low in zip(settings.columns, lows, strict=True):
-                row["made_low" if len(settings.columns) == 1 else f"made_low_{column.name}"] = float(low[i])
         if len(settings.columns) > 1:
             row["preference"] = " ".join(f"{w:.3f}" for w in plan.preference)
         row["reason"] = _reason(row, settings, ask)

@@ -104,8 +104,10 @@ class Believed:
             return [Prediction(p.mean[at], p.sd[at], p.draws[:, at]) for p in self._table]
         return self.model.predict(texts) if self._orders is None else self._orders.predict(texts)
 
-    def low(self, texts: Sequence[str], makings: int = 256) -> list[np.ndarray]:
-        """Per column, the value [N] that nine in ten makings of each order are predicted to be at least as good as (10 % quantile)."""
+    def makings(self, texts: Sequence[str], makings: int = 256) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Per column, of the predictions of what each order may become: the value [N] that nine in ten are at least as good as
+        (10 % quantile), and their standard deviation [N].
+        """
         assert self.synthesis is not None
         made = self.synthesis.make(list(texts), makings, seed=self.seed)
         width = self.model.features.length
@@ -114,7 +116,8 @@ class Believed:
         at = np.array([different[t] for t in flat], dtype=np.int64).reshape(len(texts), -1)
         found = []
         for column, p in zip(self.columns, self.model.predict(list(different)), strict=True):
-            found.append(column.sign * np.quantile(column.sign * p.mean[at], 0.1, axis=1))
+            low = column.sign * np.quantile(column.sign * p.mean[at], 0.1, axis=1)
+            found.append((low, p.mean[at].std(1)))
         return found
 
 
