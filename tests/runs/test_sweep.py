@@ -194,3 +194,13 @@ def test_a_sweep_file_cannot_point_out_of_its_folder(damage, tmp_path):
     (tmp_path / "s/sweep.json").write_text(text.replace(made.cells[0].folder, damage))
     with pytest.raises(UserError, match="is damaged"):
         read_sweep(tmp_path / "s")
+
+
+@pytest.mark.slow
+@pytest.mark.extra
+def test_cells_on_a_ray_cluster_find_what_they_find_here(tmp_path):
+    pytest.importorskip("ray")
+    grid = {"lr": [1e-3, 1e-2]}
+    there = sweep(BASE, grid, tmp_path / "b", workers=2, on="ray")
+    assert [c.value for c in there.cells] == [c.value for c in sweep(BASE, grid, tmp_path / "a").cells]
+    assert all((tmp_path / "b" / c.folder / "summary.json").exists() for c in there.cells)
