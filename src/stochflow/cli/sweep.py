@@ -79,6 +79,8 @@ def _again(path: Path, words: list[str]) -> int:
 
 
 def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None) -> int:
+    total = asked.trials if trials is None else trials
+    sweeps.check_grid(grid, total)
     workers = asked.workers or sweeps.cores()
     begun = time.monotonic()
     if not asked.quiet:
@@ -93,7 +95,6 @@ def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None)
             found = cell.failed or ("no figure" if cell.value is None else number(cell.value))
             print(f"cell {done} of {total}  {cell.folder}  {found}  {time.monotonic() - begun:.0f} s", flush=True)
 
-    total = asked.trials if trials is None else trials
     by = getattr(asked, "by", "")
     found = sweeps.sweep(base, grid, out, trials=total, workers=workers, on=asked.on, by=by, tell=tell)
     from rich.console import Console

@@ -48,13 +48,16 @@ def processes(workers: int, run: Run) -> Iterator[RunAll]:
             stopped = True
 
         def run_all(jobs: Sequence[Job]) -> Iterator[tuple[int, dict[str, Any]]]:
-            waiting = {pool.submit(run, *job): place for place, job in enumerate(jobs)}
-            while waiting:
+            left = list(enumerate(jobs))[::-1]
+            waiting: dict[Any, int] = {}
+            while waiting or (left and not stopped):
+                while (
+                    left and not stopped and len(waiting) < workers
+                ):  # no more: a queued one would begin after a signal
+                    place, job = left.pop()
+                    waiting[pool.submit(run, *job)] = place
                 done, _ = futures.wait(waiting, timeout=0.5, return_when=futures.FIRST_COMPLETED)
-                if stopped:
-                    for future in [f for f in waiting if f.cancel()]:
-                        del waiting[future]
-                for future in done & waiting.keys():
+                for future in done:
                     place = waiting.pop(future)
                     try:
                         yield place, future.result()

@@ -189,8 +189,8 @@ def sweep(
                 raise KeyboardInterrupt(f"interrupted, everything saved: go on with `stochflow sweep {made.path}`")
 
 
-def _open(base: Config, grid: Grid, path: Path, trials: int, by: str) -> Sweep:
-    """The sweep of this folder: a new one, or the one that is there, which must be of the same settings."""
+def check_grid(grid: Grid, trials: int) -> list[str]:
+    """The settings that have ranges; UserError where grid and trials do not fit each other."""
     ranged = [name for name, v in grid.items() if isinstance(v, Range)]
     if not grid:
         raise UserError("a sweep needs --grid, as in --grid lr=1e-3,3e-3 objective=db,tb")
@@ -198,6 +198,12 @@ def _open(base: Config, grid: Grid, path: Path, trials: int, by: str) -> Sweep:
         raise UserError(f"--grid {ranged[0]} is a range, so say how many cells to try: --trials N")
     if trials and not ranged:
         raise UserError("--trials is for ranges, as in --grid lr=1e-4..1e-2; a grid of values runs all its cells")
+    return ranged
+
+
+def _open(base: Config, grid: Grid, path: Path, trials: int, by: str) -> Sweep:
+    """The sweep of this folder: a new one, or the one that is there, which must be of the same settings."""
+    ranged = check_grid(grid, trials)
     if (path / "sweep.json").exists():
         found = read_sweep(path)
         same = found.base.to_dict() == base.to_dict() and _grid_to_json(found.grid) == _grid_to_json(grid)
