@@ -56,14 +56,26 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert all(c.value is not None for c in read_sweep(tmp_path / "s").cells)
 
 
-def test_a_cell_that_fails_is_named_and_tried_again(tmp_path):
-    grid = {"lr": [1e-3, 1e30]}  # the second leaves the finite numbers
-    found = sweep(configure("grid", side=3, steps=30, log_every=5, hidden=8), grid, tmp_path / "s")
+def test_a_cell_that_fails_is_named_and_tried_again(tmp_path, monkeypatch):
+    (tmp_path / "failing_tasks.py").write_text(
+        "from stochflow import Task, strings_task\n"
+        "def scores(letter):\n"
+        "    if letter == 'X':\n"
+        "        raise RuntimeError('there is no X')\n"
+        "    return lambda texts: [0.1 + t.count(letter) for t in texts]\n"
+        "def gc(letter: str = 'G') -> Task:\n"
+        "    return strings_task(lambda texts: scores(letter)(texts), 'ACGT', 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    base = configure("failing_tasks:gc", letter="G", steps=3, batch=4, hidden=4)
+    found = sweep(base, {"letter": ["A", "X"]}, tmp_path / "s")
     assert found.cells[0].value is not None
-    assert "not finite" in str(found.cells[1].failed)
-    page = write_sweep(tmp_path / "s").read_text()
-    assert "not finite" in page
-    assert [r.cell.settings["lr"] for r in rows_of(found)] == [1e-3]
+    assert "there is no X" in str(found.cells[1].failed)
+    assert "there is no X" in write_sweep(tmp_path / "s").read_text()
+    assert [r.cell.settings["letter"] for r in rows_of(found)] == ["A"]
+    told = []
+    sweep(base, {"letter": ["A", "X"]}, tmp_path / "s", tell=lambda cell, total: told.append(cell.settings["letter"]))
+    assert told == ["X"]
 
 
 def test_the_page_puts_the_best_cell_first_and_holds_the_others_against_it(tmp_path):
