@@ -212,7 +212,7 @@ def of_designs(**look):
     ]
     good = {
         "elbo": 50.0, "log_z_estimate": 51.0, "ess": 0.2, "samples": 2000, "distinct": 0.98, "sample_score": 0.75,
-        "top_score": 0.9, "top_asked": 0.93, "best_asked": 0.95,
+        "top_score": 0.9, "top_asked": 0.93, "best_asked": 0.95, "objective": "logvar",
     }  # fmt: skip
     rows[-1] |= good | look
     return rows
@@ -244,3 +244,11 @@ def test_the_best_kept_for_ever_are_not_stale():
     rows = [{**r, "step": 20 * r["step"]} for r in of_designs()]
     assert "replay_staleness" in names(rows, {**LONG, "train": train})
     assert "replay_staleness" not in names(rows, {**LONG, "train": {**train, "replay_rank": True}})
+
+
+def test_a_run_that_has_hardly_begun_is_not_judged_by_its_draws():
+    early = of_designs(sample_score=0.3, top_score=0.4)
+    del early[-1]["objective"]
+    assert names(early, LONG) == []
+    late = [{**r, "step": 2 * r["step"]} for r in early]
+    assert "no_better_than_uniform" in names(late, LONG)

@@ -13,11 +13,16 @@ ENOUGH = 200  # objects of a sample from which its figures are taken seriously
 FEW_EFFECTIVE = 3.0  # draws on which an estimate of log Z rests, below which it is one draw's
 ONE_SIDED = 5.0  # nats between the two estimates of log Z that bound it from below
 SEEN = 0.5  # share of the way from the first scores to the best asked that the best draws should have gone
+MATURE = 1000  # steps before which a run may still begin to learn; at its end it is judged all the same
 BARELY = 0.02  # share of that way that tells a sampler from one that never learned
 
 
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _ended(row: dict[str, Any]) -> bool:
+    return "objective" in row or row.get("step", 0) >= MATURE  # only a final look names the objective
 
 
 def _listed(row: dict[str, Any]) -> bool:
@@ -43,7 +48,7 @@ def far_below_the_best(log: Any) -> Any:
     """The best objects asked about are far better than anything the policy draws."""
     row, first = log.look, _first(log)
     best, drawn = row.get("top_asked"), row.get("top_score")
-    if _listed(row) or first is None or not _number(best) or not _number(drawn):
+    if not _ended(row) or _listed(row) or first is None or not _number(best) or not _number(drawn):
         return None
     way = best - first
     if way <= 0 or drawn - first >= SEEN * way:
@@ -62,7 +67,7 @@ def no_better_than_uniform(log: Any) -> Any:
     """What is drawn scores as random objects did at the start."""
     row, first = log.look, _first(log)
     top, mean = row.get("top_score"), row.get("sample_score")
-    if _listed(row) or first is None or not _number(top) or not _number(mean):
+    if not _ended(row) or _listed(row) or first is None or not _number(top) or not _number(mean):
         return None
     best = max(x for x in (top, row.get("best_asked")) if _number(x))
     if best <= first or mean - first > BARELY * (best - first):
@@ -80,7 +85,12 @@ def one_sided_log_z(log: Any) -> Any:
     """Both estimates of log Z are bounds from below here, and they are far apart."""
     row = log.look
     low, high, share, samples = (row.get(k) for k in ("elbo", "log_z_estimate", "ess", "samples"))
-    if _listed(row) or _number(row.get("eubo")) or not all(map(_number, (low, high, share, samples))):
+    if (
+        not _ended(row)
+        or _listed(row)
+        or _number(row.get("eubo"))
+        or not all(map(_number, (low, high, share, samples)))
+    ):
         return None
     if samples < ENOUGH or share * samples >= FEW_EFFECTIVE or high - low <= ONE_SIDED:
         return None
