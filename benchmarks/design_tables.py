@@ -114,10 +114,9 @@ def tuning() -> str:
 def plot(found: Cells, out: Path) -> None:
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    matplotlib.rcParams["svg.hashsalt"] = "stochflow"
     tasks = [t for t in dict.fromkeys(t for t, _ in found) if (t, "ga") in found]
     figure, axes = plt.subplots(1, 2, figsize=(10, 0.42 * len(tasks) + 1.4), sharey=True)
     for ax, key, title in zip(axes, ("top", "apart"), ("mean of the 100 best", "of the 100 best at a distance"), strict=True):
@@ -135,7 +134,7 @@ def plot(found: Cells, out: Path) -> None:
         ax.set_yticks(range(len(tasks)), tasks)
     axes[0].legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(out, metadata={"Date": None})
+    figure.savefig(out, dpi=110, metadata={"Software": None})
 
 
 def rendered(page: str) -> str:
@@ -150,4 +149,4 @@ def rendered(page: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(rendered(PAGE.read_text()))
-    plot(cells(), ROOT / "docs" / "img" / "design-search.svg")
+    plot(cells(), ROOT / "docs" / "img" / "design-search.png")
