@@ -44,13 +44,15 @@ def test_how_to_has_an_answer_for_each_of_its_questions():
         assert f"## {question}\n" in (ROOT / f"docs/how-to/{page}.md").read_text(), question
 
 
-def test_pictures_are_clear_on_light_and_dark_and_fetch_nothing():
+def test_pictures_fetch_nothing_and_those_of_the_manual_are_named_and_drawn_for_light_and_dark():
     for path in (ROOT / "docs/img").glob("*.svg"):
-        text = path.read_text()
+        assert not re.search(r"(href|src)=\"https?:|url\(http", path.read_text()), path.name
+    for name in script("pictures.py")["PICTURES"]:
+        text = (ROOT / f"docs/img/{name}.svg").read_text()
         assert "aria-label" in text
-        assert not re.search(r"(href|src)=\"https?:|url\(http", text)
-        dark_or_light = re.findall(r"(?:fill|stroke): ?#(000000|ffffff)", text)
-        assert text.count("#000000") == 0 or "flow" in path.name or not dark_or_light, path.name
+        words = re.findall(r"<text [^>]*?fill: (#[0-9a-f]{6})", text)
+        assert words
+        assert all("#30" < colour < "#f0" for colour in words), f"{name}: letters of {set(words)}"
 
 
 def test_a_notebook_holds_the_code_of_its_page(tmp_path):
