@@ -40,11 +40,11 @@ def protein(tmp_path):
 
 def test_a_page_of_long_designs_with_two_columns(tmp_path):
     campaign = protein(tmp_path)
-    rows = campaign.ask(8, Ask(model="ridge", sampler="search", controls=("wild-type",)))
+    rows = campaign.ask(4, Ask(model="ridge", sampler="search", controls=("wild-type",)))
     assert {"predicted_activity", "predicted_toxicity", "preference", "edits"} <= set(rows[1])
     page = collect(campaign)
     assert page.long
-    assert [d.well for d in page.designs] == wells(8)
+    assert [d.well for d in page.designs] == wells(4)
     assert len(page.designs[0].values) == 2
     text = write_page(campaign).read_text()
     assert "hypervolume" in text
