@@ -15,7 +15,7 @@ from stochflow.nets.lookup import Lookup
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
-from stochflow.scores.oracles import Table
+from stochflow.scores.oracles import Host, Table
 from stochflow.scores.rewards import Power
 from stochflow.training.search.local import LocalSearch
 from stochflow.training.search.paths import code, legal_letters, ways_to
@@ -28,6 +28,7 @@ from stochflow.training.sources import OnPolicy
 from stochflow.training.trainer import Trainer
 from stochflow.types import Task
 from stochflow.worlds.channels import Exact, Slip
+from stochflow.worlds.check import check_env
 from stochflow.worlds.grid import Corners, Grid
 from stochflow.worlds.strings import Strings
 
@@ -279,3 +280,22 @@ def test_what_cannot_be_searched_is_refused():
     with pytest.raises(UserError, match="at least 1"):
         RankReplay(plain, RankBuffer(task.env, 4), 0)
     assert default_distance(50) == 10
+
+
+def test_a_dead_end_is_found_before_training_and_refused_at_the_first_object():
+    class Trap(Strings):
+        """After C nothing may follow."""
+
+        def moves(self, state):
+            size = self.lengths(state)
+            last = state.gather(-1, (size - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            return super().moves(state) & ~((last == 1) & (size > 0)).unsqueeze(-1)
+
+    env = Trap("ACG", 5)
+    with pytest.raises(UserError, match="dead end: nothing may follow"):
+        check_env(env)
+    asked = []
+    oracle = Host(lambda texts: asked.extend(texts) or [1.0] * len(texts), env)
+    with pytest.raises(UserError, match=r"ended at 'AC', state \[0, 1, 3, 3, 3\]"):
+        oracle(torch.tensor([[0, 0, 0, 0, 0], [0, 1, 3, 3, 3]]))
+    assert asked == []

@@ -100,7 +100,7 @@ class TextOracle(ABC):
         """Stop the running call, where that can be done."""
 
     def __call__(self, state: Tensor) -> Tensor:
-        texts = self.env.decode(state)  # type: ignore[attr-defined]
+        texts = finished_texts(self.env, state)
         values = self.raw(texts)
         check_scores(texts, values)
         return torch.tensor(values, dtype=torch.float32, device=state.device).reshape(state.shape[:-1])
@@ -153,6 +153,20 @@ class Host(TextOracle):
                 "give one score each"
             )
         return [_number(text, value) for text, value in zip(texts, values, strict=True)]
+
+
+def finished_texts(env: Any, state: Tensor) -> list[str]:
+    """The texts of finished objects; an unfinished one is refused before anybody pays for it."""
+    find = getattr(env, "unfinished", None)
+    short = None if find is None else find(state)
+    texts = env.decode(state)
+    if short is not None and bool(short.any()):
+        place = int(short.flatten().nonzero()[0])
+        raise UserError(
+            f"a way ended at {texts[place]!r}, state {state.reshape(-1, state.shape[-1])[place].tolist()}, which is unfinished "
+            f"under {env!r}: let moves() keep to what can still be completed"
+        )
+    return texts
 
 
 def _number(text: str, value: Any) -> float:
@@ -352,7 +366,7 @@ class Cached(Around):
         self.known, self.paid, self.blank = own
 
     def __call__(self, state: Tensor) -> Tensor:
-        texts = self.env.decode(state)  # type: ignore[attr-defined]
+        texts = finished_texts(self.env, state)
         values = self.raw(texts)
         scored = [(t, v) for t, v in zip(texts, values, strict=True) if not (self.on_nan == "skip" and math.isnan(v))]
         check_scores([t for t, _ in scored], [v for _, v in scored])

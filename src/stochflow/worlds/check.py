@@ -148,6 +148,12 @@ def _ending(env: Env, last: Tensor) -> None:
             f"after {env.horizon} moves {_show(env, last[going][0])} of {env!r} can still go on: "
             "set horizon to the longest number of moves, or let moves() end it"
         )
+    short = env.unfinished(last)
+    if short is not None and bool(short.any()):
+        raise UserError(
+            f"{_show(env, last[short][0])} of {env!r} is a dead end: nothing may follow, and it is unfinished; "
+            "let moves() keep to what can still be completed"
+        )
 
 
 def _beginning(env: Env, first: Tensor) -> None:

@@ -62,6 +62,10 @@ class Env(ABC):
             return mask
         return mask & but(self.num_moves, self.stop, mask.device)
 
+    def unfinished(self, state: Tensor) -> Tensor | None:
+        """[...] True where an object must not end: a way that ends there is a dead end. None: it may end anywhere."""
+        return None
+
     def complete(self, state: Tensor) -> Tensor:
         """[...] True where nothing but STOP is left."""
         return ~self.real_moves(self.moves(state)).any(-1)

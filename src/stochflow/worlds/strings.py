@@ -72,6 +72,9 @@ class Strings(Enumerable):
         letter = move.unsqueeze(-1)
         return torch.where(here if self.stop is None else here & (letter < self.tokens), letter, state)
 
+    def unfinished(self, state: Tensor) -> Tensor:
+        return self.lengths(state) < (self.length if self.min_length is None else self.min_length)
+
     def parents(self, state: Tensor) -> Tensor:
         size = self.lengths(state)
         last = state.gather(-1, (size - 1).clamp(min=0).unsqueeze(-1))
