@@ -100,50 +100,19 @@ def tfbind() -> Landscape:
 
 
 def ehrlich(states: int = 20, length: int = 32, motifs: int = 2, size: int = 4, seed: int = 0) -> Landscape:
-    """An Ehrlich function (Stanton et al. 2024) of their definition: the product over motifs of the largest share of a motif's
-    letters found with its spacing, zero where a banned pair of letters stands side by side. The first data are 128 random walks."""
-    rng = np.random.default_rng(seed)
-    alphabet = "ACDEFGHIKLMNPQRSTVWY"[:states]
-    allowed = np.ones((states, states), dtype=bool)
-    order = rng.permutation(states)
-    for i in range(states):  # ban some pairs, but never one on a cycle through all letters, nor a letter beside itself
-        free = [j for j in range(states) if j not in (i, order[(int(np.flatnonzero(order == i)[0]) + 1) % states])]
-        allowed[i, rng.choice(free, size=states // 4, replace=False)] = False
-    letters = rng.permutation(states)[: motifs * size].reshape(motifs, size)
-    for motif in letters:  # a motif's letters may follow one another
-        allowed[motif[:-1], motif[1:]] = True
-    room = length // motifs
-    spacing = [
-        np.sort(np.concatenate([[0], rng.choice(np.arange(1, room), size - 1, replace=False)])) for _ in range(motifs)
-    ]
-    code = {c: i for i, c in enumerate(alphabet)}
+    """An Ehrlich function (Stanton et al. 2024); strings with a banned pair score 0. The first data are 128 feasible random walks."""
+    from stochflow.scores.ehrlich import Ehrlich
+    from stochflow.worlds.strings import Strings
 
-    def feasible(text: str) -> bool:
-        x = np.array([code[c] for c in text])
-        return bool(allowed[x[:-1], x[1:]].all())
+    made = Ehrlich.random(states, length, motifs, size, seed)
 
     def score(texts: list[str]) -> np.ndarray:
-        if not texts:
-            return np.zeros(0)
-        x = np.array([[code[c] for c in t] for t in texts])
-        out = np.ones(len(x))
-        for motif, gap in zip(letters, spacing, strict=True):
-            starts = length - int(gap[-1])
-            hits = sum((x[:, g : g + starts] == m).astype(int) for m, g in zip(motif, gap, strict=True))
-            out *= hits.max(1) / size
-        return np.where(allowed[x[:, :-1], x[:, 1:]].all(1), out, 0.0)
+        return np.array(made(texts)) if texts else np.zeros(0)
 
-    def first(campaign: int) -> list[str]:
-        walk = np.random.default_rng(1000 + campaign)
-        found = []
-        for _ in range(128):
-            x = [int(walk.integers(states))]
-            while len(x) < length:
-                x.append(int(walk.choice(np.flatnonzero(allowed[x[-1]]))))
-            found.append("".join(alphabet[i] for i in x))
-        return found
+    def accepts(text: str) -> bool:
+        return bool(made.feasible(Strings(made.alphabet, length).encode([text])).item())
 
-    return Landscape(alphabet, length, score, first, feasible)
+    return Landscape(made.alphabet, length, score, lambda c: [made.start(1000 * c + i) for i in range(128)], accepts)
 
 
 def rna14() -> Landscape:

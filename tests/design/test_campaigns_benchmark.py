@@ -25,15 +25,12 @@ def bench():
     return module
 
 
-def test_an_ehrlich_function_has_steps_and_feasible_first_data(bench):
-    world = bench.ehrlich(states=6, length=8, motifs=2, size=2)
+def test_the_ehrlich_study_starts_from_feasible_data_without_its_optimum(bench):
+    world = bench.ehrlich()
     first = world.first(0)
+    assert len(set(first)) > 100
     assert all(world.accepts(t) for t in first)
-    every = ["".join(world.alphabet[i] for i in x) for x in np.random.default_rng(0).integers(0, 6, (20000, 8))]
-    values = world.score(every)
-    assert set(np.unique(values)) <= {0.0, 0.25, 0.5, 1.0}
-    assert values.max() == 1.0
-    assert all(v == 0 for t, v in zip(every, values, strict=True) if not world.accepts(t))
+    assert 0 <= world.score(first).max() < 1
 
 
 def test_what_is_made_follows_the_channel(bench):
