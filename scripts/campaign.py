@@ -496,9 +496,13 @@ def difference(folder: Path, reference: Path) -> str | None:
 
     from stochflow.runs.folder import Run, load_checkpoint
 
-    names = sorted(str(p.relative_to(reference)) for p in reference.rglob("*"))
-    if sorted(str(p.relative_to(folder)) for p in folder.rglob("*")) != names:
-        return "other files"
+    def held(run: Path) -> list[str]:  # a run that was stopped between two checkpoints keeps one of that moment
+        older = {p.name for p in Run.open(run).checkpoints()[1:]}
+        return sorted(str(p.relative_to(run)) for p in run.rglob("*") if p.name not in older)
+
+    names = held(reference)
+    if held(folder) != names:
+        return f"other files: {sorted({*held(folder)} ^ {*names})}"
     for name in (n for n in names if n.endswith(".safetensors")):
         a, b = load_checkpoint(folder / name), load_checkpoint(reference / name)
         if a.scalars != b.scalars:

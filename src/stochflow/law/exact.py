@@ -237,7 +237,7 @@ def no_memory(channel: Channel, state: Tensor) -> None:
     """A law over states exists only where the noise depends on nothing but the state."""
     if channel.begin(state) is not None:
         raise UserError(
-            f"{channel!r} depends on the past, so states alone do not settle the law: evaluate it by sampling, or put the past into the state"
+            f"{channel!r} depends on the past, so states alone do not settle the law: `stochflow.law.exact_memory.memory_law` takes the past in; or evaluate by sampling"
         )
 
 

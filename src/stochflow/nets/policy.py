@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stochflow.errors import UserError
 from stochflow.nets.encoders import EncoderNet, MLPEncoder
 from stochflow.nets.layers import Linear, Net, rows
 from stochflow.nets.mlp import MLP
@@ -49,6 +50,24 @@ class Policy(nn.Module):
         self.register_buffer("uniform", torch.zeros(1), persistent=False)
         self.log_z_unit = nn.Parameter(torch.zeros(len(seeds), 1))
         self.log_z_head = Linear(width, 1, gens, gain=0.1) if width else None
+
+    def refuse_shared(self) -> None:
+        """UserError where a trunk of one's own shares weights between seeds: they would not be independent."""
+        seeds = self.num_seeds
+        own = [p for p in self.trunk.parameters() if p.requires_grad]
+        if seeds == 1 or not own or type(self.trunk).__module__.startswith("stochflow."):
+            return
+        with torch.enable_grad():
+            state = self.env.initial((seeds, 1)).to(self.device)
+            first = self(state, self.context(state)).forward[0].sum()
+            gradients = torch.autograd.grad(first, own, allow_unused=True)
+        for p, g in zip(own, gradients, strict=True):
+            apart = p.dim() > 0 and p.shape[0] == seeds
+            if not apart or (g is not None and bool(g[1:].any())):
+                raise UserError(
+                    f"the trunk {type(self.trunk).__name__} shares its weights between the {seeds} seeds, which would then not be "
+                    "independent: stack its parameters as [seeds, ...] (stochflow.nets.layers has Linear, Embedding and Norm), or train one seed"
+                )
 
     @property
     def num_seeds(self) -> int:

@@ -55,6 +55,18 @@ Objective = Literal[
 Noise = Literal["slip", "neighbour", "confusion"]
 
 
+ALIASES = {  # what the literature and other libraries call an objective
+    "sgfn-db": "sdb",
+    "sgfn-tb": "stb",
+    "sgfn": "sdb",
+    "detailed-balance": "db",
+    "trajectory-balance": "tb",
+    "sub-trajectory-balance": "subtb",
+    "vargrad": "logvar",
+    "log-variance": "logvar",
+}
+
+
 @dataclass(frozen=True)
 class Train:
     """How to train; the same for every task."""
@@ -524,6 +536,10 @@ def _check_type(what: str, value: Any, hint: Any) -> None:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             words = ", ".join(map(str, get_args(hint)))
+            if ALIASES.get(str(value)) in get_args(hint):
+                raise UserError(
+                    f'{what} is {value!r} (did you mean "{ALIASES[value]}"?), but it must be one of {words}'
+                )
             raise UserError(
                 f"{what} is {value!r}{did_you_mean(str(value), map(str, get_args(hint)))}, but it must be one of {words}"
             )

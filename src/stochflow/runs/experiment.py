@@ -43,6 +43,7 @@ from stochflow.training.ahead import Ahead
 from stochflow.training.sources import Source
 from stochflow.training.trainer import Trainer
 from stochflow.types import Task
+from stochflow.worlds.check import check_oracle
 
 __all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "open_run", "resume", "train", "verdict"]
 
@@ -630,10 +631,17 @@ class _Session:
     def _stats(self) -> dict[str, Any]:
         stats = self.trainer.stats
         if not bool(stats["finite"].any()):
-            raise Diverged(
-                f"the loss is not finite at step {self.trainer.steps_done}: lower --lr or --clip and train again; "
+            where = f"the loss is not finite at step {self.trainer.steps_done}"
+            try:
+                check_oracle(self.experiment.yardstick.task, 512)
+            except UserError as error:  # then no rate of learning is to blame
+                raise Diverged(f"{where}, because {error}") from error
+            kept = (
                 f"the checkpoints in {self.run.path} are from before"
+                if self.run.checkpoints()
+                else "there is no checkpoint yet"
             )
+            raise Diverged(f"{where}: lower --lr or --clip and train again; {kept}")
         calls = self.experiment.oracle_calls
         fixed = {"time": round(time.monotonic() - self.begun, 3), "oracle_calls": calls}
         medians = {

@@ -1,0 +1,83 @@
+"""What would go wrong in silence is said or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stochflow import Slip, Task, strings_task, train
+from stochflow.errors import UserError
+from stochflow.law.exact import Graph, exact_law
+from stochflow.nets.layers import Trunk
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.scores.rewards import Linear, Power
+from stochflow.worlds.channels import Exact
+from stochflow.worlds.grid import Grid
+from stochflow.worlds.memory import Fatigue
+
+QUICK = {"steps": 4, "batch": 4, "hidden": 4, "log_every": 2}
+
+
+class Shared(Trunk):
+    """A plain module: one set of weights for all seeds."""
+
+    width = 5
+
+    def __init__(self, env):
+        super().__init__()
+        self.env, self.inner = env, nn.Linear(env.features(env.initial((1,))).shape[-1], 5)
+
+    def forward(self, state, context=None):
+        return self.inner(self.env.features(state)).relu()
+
+
+class SharedNet:
+    def build(self, env, gens, context):
+        return Shared(env)
+
+
+def test_a_trunk_that_shares_weights_between_seeds_is_refused(tmp_path):
+    for seeds in (2, 5):  # 5: as many as the layer is wide, so that shapes alone do not tell
+        with pytest.raises(UserError, match="shares its weights between"):
+            train("grid", side=3, net=SharedNet(), seeds=seeds, out=tmp_path / "run", **QUICK)
+    assert not (tmp_path / "run").exists()
+    Policy(Grid(2, 3), MLP(4, 1), seeds=(0, 1)).refuse_shared()
+    Policy(Grid(2, 3), SharedNet(), seeds=(0,)).refuse_shared()
+
+
+def test_a_tensor_oracle_that_gives_nan_is_named_with_the_object(tmp_path):
+    def oracle(state):
+        score = state.sum(-1).float()
+        return torch.where(state[..., 0] == 2, torch.nan, score + 1)
+
+    oracle.on_device = True
+    made = strings_task(len, "AC", 2)
+    task = Task(Grid(2, 3), Exact(), oracle, Power())
+    assert made.env.length == 2
+    with pytest.raises(UserError, match=r"state \[2, \d\]"):
+        train(task, out=tmp_path / "run", **QUICK)
+
+
+def test_negative_scores_under_a_power_are_counted(tmp_path, caplog):
+    def energy(texts):
+        return [t.count("A") - 1.5 for t in texts]
+
+    train(strings_task(energy, "AC", 2), out=tmp_path / "one", **QUICK)
+    assert "scores of random objects are negative" in caplog.text
+    caplog.clear()
+    train(strings_task(energy, "AC", 2, channel=Slip(0.1), reward=Linear()), out=tmp_path / "two", **QUICK)
+    assert "negative" not in caplog.text
+
+
+def test_a_law_of_noise_with_a_past_points_to_the_one_that_takes_it_in():
+    env = Grid(1, 3)
+    with pytest.raises(UserError, match="memory_law"):
+        exact_law(Graph(env), Fatigue(), Policy(env, MLP(4, 1)))
+
+
+def test_the_names_of_the_literature_are_understood():
+    for word, meant in (("sgfn-db", "sdb"), ("trajectory-balance", "tb"), ("vargrad", "logvar")):
+        with pytest.raises(UserError, match=f'did you mean "{meant}"'):
+            train("grid", objective=word)
