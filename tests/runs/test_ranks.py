@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,3 +90,9 @@ def test_seeds_are_shared_out_over_the_ranks(monkeypatch, tmp_path):
     assert [out.name for _, out in shares] == ["rank-0", "rank-1", "rank-2"]
     with pytest.raises(UserError, match="--seeds 2 cannot be spread over 3 ranks"):
         share(0, 3, 2)
+
+
+def test_a_budget_is_refused_where_several_ranks_would_each_spend_it():
+    trainer = SimpleNamespace(task=SimpleNamespace(oracle=SimpleNamespace(budget=10)))
+    with pytest.raises(UserError, match="--oracle-calls is for one process"):
+        ranks.begin(trainer, SimpleNamespace(rank=0, ranks=2), 0)

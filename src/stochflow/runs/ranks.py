@@ -30,6 +30,8 @@ class Failed(UserError):
 
 def begin(trainer: Trainer, group: Group, seed: int) -> None:
     """From here on this rank draws from its own random stream, and learns with the others."""
+    if getattr(trainer.task.oracle, "budget", None):
+        raise UserError("--oracle-calls is for one process, which counts: leave torchrun out, or take --oracle-workers")
     trainer.join(group)
     if group.rank > 0:
         torch.manual_seed(seed + STREAMS * group.rank)
