@@ -43,6 +43,11 @@ def test_a_budget_is_never_exceeded_and_everything_asked_is_kept(tmp_path):
     before = len(oracle.asked)
     open_run(tmp_path / "run", task=stochflow.strings_task(oracle, "ACGT", 20)).measure(final=True)
     assert len(oracle.asked) == before  # the final look again asks about what is known
+    opened = open_run(tmp_path / "run", task=stochflow.strings_task(oracle, "ACGT", 20))
+    first = list(opened.sample(30))  # drawing is not training: it may ask, and what it asked is kept
+    more = len(oracle.asked)
+    assert list(open_run(tmp_path / "run", task=stochflow.strings_task(oracle, "ACGT", 20)).sample(30)) == first
+    assert before <= more == len(oracle.asked)
     longer = resume(tmp_path / "run", steps=1100, task=stochflow.strings_task(oracle, "ACGT", 20))
     assert longer.summary["oracle_calls"] <= 333
 

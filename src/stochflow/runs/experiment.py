@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import logging
 import math
+import os
 import signal
 import threading
 import time
@@ -50,6 +51,7 @@ __all__ = ["Experiment", "Interrupted", "Result", "evaluate_run", "floor_of", "o
 ANSWERS = (
     "oracle.jsonl"  # what an oracle in Python said: appended at once, read back on resume, and ahead of the checkpoints
 )
+LATER = "oracle.later.jsonl"  # what was asked after training, by `sample` and `eval`
 LONG = 10_000  # decisions an object, from which an iteration is so slow that silence would look like a hang
 log = logging.getLogger("stochflow")
 
@@ -318,7 +320,7 @@ def _note_gap(rows: list[dict[str, Any]], done: int, every: int) -> None:
 def open_run(
     path: str | Path, task: Task | Consent | str | None = None, device: str = "auto", **objects: Any
 ) -> Experiment:
-    """A trained run, ready to look at or to sample from; nothing in its folder is changed. `task`, `objects` as in `resume`."""
+    """A trained run, ready to look at or to sample from; its folder only gains answers of a Python oracle. `task`, `objects` as in `resume`."""
     run = Run.open(path)
     values = _values(objects, run.config, path)
     found = run.load()
@@ -328,6 +330,11 @@ def open_run(
     if isinstance(made.oracle, Cached):
         made.oracle.recall(run.path / ANSWERS)
         recall_ranks(made.oracle, run.path)
+        if (run.path / LATER).exists():
+            made.oracle.recall(run.path / LATER)
+        made.oracle.budget = None  # that was training's; who draws from a run asks for scores
+        if os.access(run.path, os.W_OK):
+            made.oracle.file = run.path / LATER  # what is asked from now on is kept there, beside the run's own answers
     with forked(0, pick_device(device)):  # looking at a run leaves the caller's random stream alone
         experiment = Experiment(run.config, made, device, values)
         _same_yardstick(run, experiment)
