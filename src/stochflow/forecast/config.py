@@ -64,8 +64,8 @@ class Forecast:
     """steps between two training windows; the horizon makes their targets disjoint"""
     origins: int = 8
     """rolling origins of the back-test; 0: none"""
-    refit: bool = False
-    """learn anew at every origin of the back-test, and not only before the first"""
+    refit: Literal["auto", "on", "off"] = "auto"
+    """learn anew at every origin of the back-test, and not only before the first; auto: where series are too short for a network"""
     rivals: tuple[str, ...] = ("naive",)
     """what the back-test shows beside ours: naive, and from statsforecast ets, theta, arima, mstl"""
     levels: tuple[int, ...] = (80, 95)
@@ -119,6 +119,7 @@ _CHOICES = {
     "encoder": ("transformer", "mlp"),
     "location": ("auto", "mean", "last", "seasonal", "shifted"),
     "network": ("auto", "on", "off"),
+    "refit": ("auto", "on", "off"),
     "support": ("auto", "any", "nonnegative", "counts"),
     "gaps": ("error", "allow"),
     "noise": ("none", "slip", "neighbour"),

@@ -51,6 +51,7 @@ UNTESTED = 100  # most iterations where nothing validates: longer, networks lear
 LEAST_ROWS = 6  # values of a series beyond a horizon
 LEAST_WINDOWS = 150  # below which a network is not tried
 MOST_WINDOWS = 20_000  # held for training
+CHEAP = 20_000  # windows that are learned from anew at every origin of a back-test
 PANEL = 10  # series from which on one window of each is enough to validate
 MOST_VALID = 500  # windows that validate
 
@@ -287,10 +288,10 @@ class Forecaster:
         s = self.settings
         count = s.origins if origins is None else origins
         apart = s.horizon if step is None else step
-        again = s.refit if refit is None else refit
         if count < 1 or apart < 1:
             raise UserError(f"{count} origins {apart} rows apart test nothing: give at least one of each")
         _, tracks, stamps = read(frame, s.freq, s.gaps, s.season, columns=self._columns())
+        again = self._again(tracks) if refit is None else refit
         firsts = [len(t.y) - s.horizon - apart * (count - 1) for t in tracks]
         begins = [when[f - 1] for when, f in zip(stamps, firsts, strict=True) if f >= 1]
         begin = min(begins) if begins else stamps[0][0]
@@ -332,6 +333,16 @@ class Forecaster:
         table["cutoff"] = table["cutoff"].infer_objects()
         table.insert(3, s.target_col, truth.reshape(-1))
         return Backtest(table, drawn, truth, earlier, left, tracks, ends)
+
+    def _again(self, tracks: Sequence[Track]) -> bool:
+        """Whether a back-test learns anew at every origin: by default where no network is tried, because the statistical law is cheap."""
+        s = self.settings
+        if s.refit != "auto":
+            return s.refit == "on"
+        plain = s.mode == "nll" and s.noise == "none" and s.network != "on"
+        half = self._length(1) // 2
+        windows = sum(max(len(t.y) - s.horizon - half, 0) for t in tracks)
+        return plain and (windows < LEAST_WINDOWS or (s.network == "off" and windows < CHEAP))
 
     def cross_validation(
         self, frame: pd.DataFrame, n_windows: int | None = None, step_size: int | None = None, refit: bool = True

@@ -322,8 +322,8 @@ def fit(
         looks: list[list[float]] = []
         if len(early.valid):
             trainer, steps, looks = _validated(early, settings, device, form, watch)
-            guarded = isinstance(trainer.policy, PathPolicy) and settings.mode == "nll"
-            if guarded and settings.network == "auto":
+            guarded = isinstance(trainer.policy, PathPolicy)
+            if guarded and settings.mode == "nll" and settings.noise == "none" and settings.network == "auto":
                 share = _best_share(trainer, settings, early.valid.to(device), form)
             elif not guarded and settings.mode in ("nll", "mix"):
                 temperature = _best_temperature(trainer, settings, early.valid.to(device), form)
