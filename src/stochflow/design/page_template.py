@@ -10,7 +10,7 @@ td.seq { min-width: min(11ch, 40vw); } .long td.seq { min-width: min(34ch, 48vw)
 .bar i { position: absolute; top: 0; bottom: 0; background: var(--c1); opacity: .45; border-radius: 3px; } .bar u { position: absolute; top: -.15rem; bottom: -.15rem; width: 2px; background: var(--ink); }
 .full { grid-column: 1 / -1; } details.page { margin-top: 2rem; } td .note { display: block; } .plate { table-layout: fixed; }
 @media (max-width: 700px) { th.few, td.few { display: none; } td, th { padding: .3rem .45rem; } }
-@media print { th.few, td.few { display: table-cell; } details.page { display: block; } details.page > summary { display: none; } }
+@media print { th.few, td.few { display: table-cell; } details.page { display: block; } details.page > summary { display: none; } details.page::details-content { content-visibility: visible; block-size: auto; } }
 """
 
 PAGE = """{% from "figure" import figure %}{% from "rows" import rows with context %}
