@@ -649,14 +649,15 @@ def tables(results: dict[str, Any]) -> str:
         rows += [f"| {kind} | {n:,} | {n - wrong[kind]:,} | {wrong[kind]:,} |" for kind, n in fuzzed["kinds"].items()]
         all_wrong = len(fuzzed["bad"])
         rows += [f"| **all** | **{fuzzed['cases']:,}** | **{fuzzed['cases'] - all_wrong:,}** | **{all_wrong:,}** |"]
-        found = collections.Counter(re.sub(r"[\d']+", "", b["outcome"])[:70] for b in fuzzed["bad"])
-        rows += ["", "Not handled, seed by seed: " + "; ".join(f"{n} x {what.strip()}" for what, n in found.most_common()) + "."] if found else []  # fmt: skip
+        found = collections.Counter(b["outcome"][:70] for b in fuzzed["bad"])
+        rows += ["", "Not handled: " + "; ".join(f"{n} x {what.strip()}" for what, n in found.most_common()) + "."] if found else []  # fmt: skip
         rows += [fuzzed["note"]] if fuzzed.get("note") else []
         rows += [""]
     if killed:
         rows += ["| killed | times |", "| --- | --- |", *[f"| {way} | {n:,} |" for way, n in killed["ways"].items()]]
         rows += [f"| **all** | **{killed['kills']:,}** |", ""]
-        rows += [f"{killed['runs']:,} runs died these deaths; {len(killed['bad'])} of them ended otherwise than a run that nobody killed.", ""]  # fmt: skip
+        ends = f"{killed['runs']:,} runs died these deaths; {len(killed['bad'])} of them ended otherwise than a run that nobody killed."
+        rows += [" ".join(filter(None, (ends, killed.get("note")))), ""]
     if full:
         note = f" ({full['note']})" if full.get("note") else ""
         rows += [f"Full disks: {full['cases']} runs met one; {len(full['bad'])} of them ended otherwise than with room{note}.", ""]  # fmt: skip
