@@ -27,7 +27,6 @@ from stochflow.learn.objectives import (
     SGFNKL,
     Objective,
 )
-from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
 from stochflow.noise.thought_state import augment, step_memory
@@ -38,7 +37,7 @@ from stochflow.runs.cost import check_memory
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
 from stochflow.scores.oracles import Cached, Patient, TextOracle
 from stochflow.scores.orders import look_ahead, open_loop_of
-from stochflow.scores.rewards import Power, Sharpening
+from stochflow.scores.rewards import Sharpening
 from stochflow.scores.workers import Remote, workers_of
 from stochflow.training.ahead import Ahead
 from stochflow.training.search.local import LocalSearch
@@ -111,24 +110,6 @@ def check_at_the_door(task: Task) -> None:
     check_env(task.env)
     check_channel(task.channel, task.env)
     check_oracle(task)
-    _note_negative(task)
-
-
-@torch.no_grad()
-def _note_negative(task: Task, samples: int = 64) -> None:
-    """Say where scores are below zero and the reward takes them all for its floor."""
-    if not isinstance(task.reward, Power):
-        return
-    with forked(0, torch.device("cpu")):
-        policy = Policy(task.env, MLP(4, 1), seeds=(0,))
-        score = scored(task, walk(Request(task, policy, samples), "eager").trajectories).score
-    below = int((score < 0).sum())
-    if below:
-        log.warning(
-            "%d of %d scores of random objects are negative, and the reward takes them for its floor of %g: "
-            "for scores such as energies give reward=Linear(), whose reward is e^score",
-            below, samples, task.reward.floor,
-        )  # fmt: skip
 
 
 def pick_device(word: str) -> torch.device:

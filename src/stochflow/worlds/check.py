@@ -6,6 +6,7 @@ so looking never changes a run.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from stochflow.ops import NEG, masked_log_softmax
 from stochflow.types import Task
 from stochflow.worlds.env import Channel, Enumerable, Env
 
+log = logging.getLogger("stochflow")
 WALKED = 1 << 24  # numbers of all walks together
 ROOM = 1 << 22  # largest number of entries of an intermediate tensor
 EXACT = 1e-5  # tolerance of float32 probabilities
@@ -552,6 +554,13 @@ def check_oracle(task: Task, samples: int = 16, seed: int = 0) -> None:
         some = score[0].isfinite()
         state, score = state[:, some], score[:, some]
     _scores(env, state, score, "the oracle", shape, "it must give a finite score to every object")
+    floor, below = getattr(task.reward, "floor", None), int((score < 0).sum())
+    if floor is not None and below:
+        log.warning(
+            "%d of %d scores of random objects are negative, and the reward takes them for its floor of %g: "
+            "for scores such as energies give reward=Linear(), whose reward is e^score",
+            below, score.numel(), floor,
+        )  # fmt: skip
     finite = "the log-reward must be finite (a floor above 0 keeps the log of it so)"
     _scores(env, state, task.reward(score, state, None), "the reward", "give one log-reward per score", finite)
 
