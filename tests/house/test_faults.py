@@ -32,7 +32,7 @@ from stochflow.scores.oracles import Cached, Host
 from stochflow.types import Task
 from stochflow.worlds.channels import Slip
 
-SMALL = """--batch 64 --hidden 8 --layers 1 --steps 12 --log-every 2 --eval-every 4 --save-every 6 --replay 0.5 --replay-size 128
+SMALL = """--batch 64 --ask-every 1 --hidden 8 --layers 1 --steps 12 --log-every 2 --eval-every 4 --save-every 6 --replay 0.5 --replay-size 128
     --dynamics-off-pol --dynamics-sample-size 4 --device cpu --quiet""".split()
 
 
