@@ -275,6 +275,9 @@ def _take_up(session: _Session, found: Checkpoint | None, config: Config, path: 
         latest = best if best is not None and best.step <= found.step else found
         session.best = latest.scalars.get("best_so_far")
         session.beta = latest.scalars.get("best_beta")
+        oracle, met = experiment.task.oracle, found.scalars.get("met")
+        if isinstance(oracle, Cached) and isinstance(met, int):  # answers that came after the checkpoint come again
+            oracle.met = dict(list(oracle.met.items())[:met])
         session.owing = bool(found.scalars.get("owing"))
     else:
         log.warning(f"there is no checkpoint in {path}, so that it begins at its first step")
@@ -649,7 +652,7 @@ class _Session:
                 else "there is no checkpoint yet"
             )
             raise Diverged(f"{where}: lower --lr or --clip and train again; {kept}")
-        calls = self.experiment.oracle_calls
+        calls = int(self.trainer.oracle_calls)  # the budget's count is ahead of a checkpoint after a resume
         fixed = {"time": round(time.monotonic() - self.begun, 3), "oracle_calls": calls}
         medians = {
             k: float(np.median(v[torch.isfinite(v)].numpy())) for k, v in stats.items() if bool(torch.isfinite(v).any())
@@ -676,7 +679,9 @@ class _Session:
             self.best = value  # after it is written: where that fails, it is still to be done
 
     def _law(self) -> dict[str, Any]:
-        return {} if self.beta is None else {"best_beta": self.beta}
+        oracle = self.experiment.task.oracle
+        met = {"met": len(oracle.met)} if isinstance(oracle, Cached) else {}
+        return met if self.beta is None else {"best_beta": self.beta, **met}
 
     def _save(self) -> Path:
         return self.run.save(
