@@ -275,12 +275,13 @@ def _take_up(session: _Session, found: Checkpoint | None, config: Config, path: 
         latest = best if best is not None and best.step <= found.step else found
         session.best = latest.scalars.get("best_so_far")
         session.beta = latest.scalars.get("best_beta")
-        oracle, met = experiment.task.oracle, found.scalars.get("met")
-        if isinstance(oracle, Cached) and isinstance(met, int):  # answers that came after the checkpoint come again
-            oracle.met = dict(list(oracle.met.items())[:met])
         session.owing = bool(found.scalars.get("owing"))
     else:
         log.warning(f"there is no checkpoint in {path}, so that it begins at its first step")
+    oracle = experiment.task.oracle
+    met = found.scalars.get("met") if found is not None else (run.read("environment.json") or {}).get("met")
+    if isinstance(oracle, Cached) and isinstance(met, int):  # answers that came later come again
+        oracle.met = dict(list(oracle.met.items())[:met])
     done = experiment.trainer.steps_done
     # the line of the last step, as one that is owed, comes after its checkpoint: it is written again
     run.truncate_metrics(done - 1 if done == config.train.steps or session.owing else done)
@@ -486,6 +487,8 @@ def _write_environment(run: Run, experiment: Experiment) -> None:
     chosen = experiment.trainer.engines
     log.info(chosen.sentence())
     more = {"listed": experiment.yardstick.exact} | chosen.describe()
+    if isinstance(experiment.task.oracle, Cached):
+        more["met"] = len(experiment.task.oracle.met)  # at the door
     task = run.config.task
     if isinstance(task, UserTask) and task.name != IN_PYTHON:
         more["task"] = trust.source_of(task.name)  # so that a change of the code can be noticed
