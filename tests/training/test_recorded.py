@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stochflow.engines.base import Walk
+from stochflow.scores.rewards import Power, Sharpening
 from stochflow.training import recorded as module
 from stochflow.training.recorded import OracleCalls, recorded
 from stochflow.types import Trajectories
@@ -34,7 +35,7 @@ class Toy:
         self.log: list[str] = []
         self.policy = SimpleNamespace(device=SimpleNamespace(type="cuda"))
         self.source = SimpleNamespace(static=True, scored=False, walk=self.walk)
-        self.task = SimpleNamespace(oracle=SimpleNamespace(on_device=on_device))
+        self.task = SimpleNamespace(oracle=SimpleNamespace(on_device=on_device), reward=Power())
         self.iteration = SimpleNamespace(capture=True)
         self.calls, self.pool, self.step = OracleCalls(torch.device("cpu")), None, torch.zeros(())
         none = torch.zeros(1, 1, 3, dtype=torch.long)
@@ -99,6 +100,16 @@ def test_around_an_oracle_on_the_host_it_is_two_graphs_with_the_question_between
 def test_without_capture_it_is_the_iteration_itself():
     toy = Toy(on_device=True)
     toy.iteration = SimpleNamespace(capture=False)
+    (whole,) = recorded(toy, True)
+    assert toy.log == []
+    whole()
+    assert toy.log == ["walk", "ask", "learn 2 True"]
+
+
+def test_a_reward_that_is_still_being_sharpened_is_not_recorded():
+    """A recording would hold its numbers for ever."""
+    toy = Toy(on_device=True)
+    toy.task.reward = Sharpening(nats=5.0)
     (whole,) = recorded(toy, True)
     assert toy.log == []
     whole()
