@@ -64,7 +64,7 @@ TABLE = {
     "unknown task": (["train", "gird"], ["gird", 'did you mean "grid"', "stochflow tasks"]),
     "unknown task for floor": (["floor", "tfbind9"], ["tfbind9", "tfbind8"]),
     "flags before the task": (["train", "--steps", "5", "grid"], ["task comes first"]),
-    "a side of 1": (["train", "grid", "--side", "1"], ["side", "1", "2 or more"]),
+    "a side of 1": (["train", "grid", "--side", "1"], ["side is 1", "between 2 and 1000000"]),
     "no dimension": (["train", "grid", "--ndim", "0"], ["ndim", "0"]),
     "a negative batch": (["train", "grid", "--batch", "-4"], ["--batch", "-4", "at least 1"]),
     "no steps": (["train", "grid", "--steps", "0"], ["--steps", "0"]),

@@ -211,7 +211,7 @@ def test_findings_are_told_with_what_to_try(make_run):
     lines = make_run.rows()
     lines[-1]["finite"] = 0.0
     seen = checked(write_report([make_run(lines=lines)]).read_text())
-    assert "1 of 8 diagnostics fired: gradient explosion" in seen.text
+    assert "1 of 12 diagnostics fired: gradient explosion" in seen.text
     assert "a smaller --lr (a tenth)" in seen.text
 
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from stochflow.design.data import Data, Measured, enough, pooled, read_data
+from stochflow.design.data import MOST, Data, Measured, enough, pooled, read_data
 from stochflow.design.objectives import Column
 from stochflow.design.records import Told, joined_rows, taken_in
 from stochflow.design.settings import Ask, Noise, Replicates, Settings
 from stochflow.design.store import FAILED, OK, Row, Store, as_csv, as_json, locked, read_json
 from stochflow.errors import UserError
+from stochflow.files.reading import read_bytes
 
 
 class Campaign:
@@ -54,7 +55,7 @@ class Campaign:
         settings = _settings(found, about, columns)
         files: dict[str, bytes] = {}
         if about.rules:
-            files["rules.toml"] = _bytes(about.rules)
+            files["rules.toml"] = read_bytes(about.rules)
         if about.rules:
             from stochflow.design.space import Space
 
@@ -70,7 +71,7 @@ class Campaign:
             }
             for i, s, v in zip(found.ids, found.sequences, found.values, strict=True)
         ]
-        store = Store.create(path, settings, files, (rows, str(data), _bytes(data)))
+        store = Store.create(path, settings, files, (rows, str(data), read_bytes(data, MOST)))
         return Campaign(store, found.notes)
 
     @staticmethod
@@ -265,17 +266,10 @@ def _or_none(x: float) -> float | None:
     return None if np.isnan(x) else float(x)
 
 
-def _bytes(path: str | os.PathLike[str]) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _content(frame: Any) -> tuple[str, bytes]:
     """The name of what is recorded, and its bytes as CSV."""
     if isinstance(frame, (str, os.PathLike)):
-        return os.fspath(frame), _bytes(frame)
+        return os.fspath(frame), read_bytes(frame, MOST)
     if hasattr(frame, "to_csv"):
         out = io.StringIO()
         frame.to_csv(out, index=False)

@@ -6,7 +6,6 @@ N rows, C value columns. Everything a spreadsheet can do to numbers and letters 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 import os
@@ -18,8 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.reading import MB, read_unpacked
 
 ALPHABETS = {"DNA": "ACGT", "RNA": "ACGU", "protein": "ACDEFGHIKLMNPQRSTVWY"}
+MOST = 256 * MB  # of a table that is read
 LEAST = 8  # different measured sequences that a model can be fitted to
 MISSING = frozenset("na n/a nan none null - -- nd n.d. failed fail error missing ?".split()) | {""}
 SEQUENCE_NAMES = "sequence seq dna rna protein peptide variant design construct oligo insert".split()
@@ -60,11 +61,7 @@ class Data:
 def read_table(path: str | os.PathLike[str]) -> Table:
     """The rows of a CSV file; commas, semicolons and tabs are told apart, `.gz` is unpacked, a byte order mark is dropped."""
     path = Path(path)
-    try:
-        raw = path.read_bytes()
-        content = gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except (OSError, EOFError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    content = read_unpacked(path, MOST)
     if content[:4] in (b"PK\x03\x04", b"\xd0\xcf\x11\xe0"):
         raise UserError(f"{path} is a spreadsheet, not text: save it as CSV and give that file")
     try:

@@ -6,11 +6,14 @@ file, the line or key, and what to do; a caller who can do without the file catc
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import math
 import os
 import re
 import stat
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +29,7 @@ __all__ = [
     "read_json",
     "read_json_lines",
     "read_text",
+    "read_unpacked",
     "refuse_link_out",
     "shown",
 ]
@@ -80,6 +84,21 @@ def refuse_link_out(path: Path) -> None:
             raise Unreadable(
                 f"{shown(path)} is a link that leads out of its folder: put the file itself there, if you trust it"
             )
+
+
+def read_unpacked(path: str | os.PathLike[str], most: int = LIMIT) -> bytes:
+    """All of a regular file, unpacked where its name ends in `.gz`; at most `most` bytes either way."""
+    content = read_bytes(path, most)
+    if not os.fspath(path).endswith(".gz"):
+        return content
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            unpacked = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Unreadable(f"{shown(path)} is not a whole gzip file ({error}): pack it again") from error
+    if len(unpacked) > most:
+        raise Unreadable(f"{shown(path)} unpacks to more than the {_size(most)} that are read: give a smaller one")
+    return unpacked
 
 
 def read_text(path: str | os.PathLike[str], most: int = LIMIT, in_folder: bool = False) -> str:

@@ -65,4 +65,4 @@ def check_numbers(settings: Mapping[str, Any], ranges: Mapping[str, tuple[float,
 
 
 def _plain(value: float) -> str:
-    return f"{value:g}" if abs(value) >= 1e6 and not isinstance(value, int) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
