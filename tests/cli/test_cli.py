@@ -20,6 +20,7 @@ from stochflow.errors import UserError
 from stochflow.runs import experiment, tasks
 from stochflow.runs.config import configure
 from stochflow.runs.folder import Run
+from stochflow.training.trainer import Trainer
 
 SMALL = [
     "--steps",
@@ -279,8 +280,8 @@ def run_that_fails(error, out, monkeypatch, capsys):
             raise error
         iterate(self)
 
-    iterate = experiment.Trainer.iterate
-    monkeypatch.setattr(experiment.Trainer, "iterate", broken)
+    iterate = Trainer.iterate
+    monkeypatch.setattr(Trainer, "iterate", broken)
     assert main(["train", "grid", "--side", "4", "--out", str(out), *SMALL]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -317,8 +318,8 @@ def test_a_loss_that_is_not_finite_stops_with_the_checkpoint_before_it(tmp_path,
         if self.steps_done > 12:
             self.raw_stats[-1].zero_()  # the device-side flag
 
-    iterate = experiment.Trainer.iterate
-    monkeypatch.setattr(experiment.Trainer, "iterate", poisoned)
+    iterate = Trainer.iterate
+    monkeypatch.setattr(Trainer, "iterate", poisoned)
     with pytest.raises(UserError, match=r"not finite at step 20.*--lr"):
         experiment.train(
             configure("grid", side=4, steps=30, batch=8, hidden=8, log_every=10, save_every=10), out=tmp_path / "run"
@@ -391,8 +392,8 @@ def test_a_second_ctrl_c_says_what_is_kept(tmp_path, names, said):
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from stochflow.runs.experiment import _Session
-session = _Session.__new__(_Session)
+from stochflow.runs.session import Session
+session = Session.__new__(Session)
 session.finishing, session.trainer = False, SimpleNamespace(stop_requested=False, group=None)
 session.run = SimpleNamespace(path="mine", checkpoints=lambda: [Path(name) for name in {names!r}])
 try:

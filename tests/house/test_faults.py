@@ -24,6 +24,7 @@ import torch
 
 from stochflow.cli.commands import main
 from stochflow.errors import UserError
+from stochflow.law import picture
 from stochflow.runs import experiment
 from stochflow.runs.folder import Run, load_checkpoint
 from stochflow.runs.tasks import strings_task
@@ -354,7 +355,7 @@ def test_one_ctrl_c_ends_the_final_look_and_it_can_be_taken_again(moment, grid, 
     owner, name = {
         "the look": (experiment.Experiment, "measure"),
         "the designs": (experiment.Experiment, "best_designs"),
-        "the law": (experiment.picture, "law_picture"),
+        "the law": (picture, "law_picture"),
     }[moment]
     real = getattr(owner, name)
 

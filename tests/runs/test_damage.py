@@ -159,10 +159,10 @@ def test_a_header_that_does_not_fit_its_file_is_refused_before_anything_is_alloc
 
 def test_the_header_is_the_same_however_a_run_ended(run, tmp_path, monkeypatch):
     """Stopped after its final look, a run that is taken up again has the header of one that was not."""
-    from stochflow.runs.experiment import _Session
+    from stochflow.runs.session import Session
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Session, "_write_law", lambda self: (_ for _ in ()).throw(KeyboardInterrupt("now")))
+        patch.setattr(Session, "_write_law", lambda self: (_ for _ in ()).throw(KeyboardInterrupt("now")))
         words = ["train", "gc", "--length", "2", "--seeds", "2", *QUICK, "--out", str(tmp_path / "cut")]
         assert main(words) == 130
     assert main(["resume", str(tmp_path / "cut"), "--quiet"]) == 0

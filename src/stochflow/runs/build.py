@@ -64,7 +64,7 @@ def make_task(settings: Any) -> Task:
         return tasks.build(settings)
     if settings.name == IN_PYTHON:
         raise UserError(
-            "this run's task was made in Python and cannot be rebuilt from its folder: in Python, `stochflow.runs.experiment` has `resume(path, task=...)`, `sample_run` and `open_run` for it"
+            "this run's task was made in Python and cannot be rebuilt from its folder: in Python, `stochflow.runs.experiment` has `resume(path, task=...)` and `open_run(path, task=...)` for it"
         )
     return tasks.user_task(settings)
 
