@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,27 +89,41 @@ def lags() -> list[dict[str, Any]]:
     return rows
 
 
-def ranks() -> list[dict[str, Any]]:
+def alternating(measured: Callable[[int], float], rounds: int) -> dict[int, float]:
+    """Median seconds with one and with two, taken in turns after one unmeasured round, so that no side pays for compiling."""
+    found: dict[int, list[float]] = {1: [], 2: []}
+    for i in range(rounds + 1):
+        for count in (1, 2):
+            seconds = measured(count)
+            if i:
+                found[count].append(seconds)
+    return {count: sorted(took)[len(took) // 2] for count, took in found.items()}
+
+
+def ranks(rounds: int) -> list[dict[str, Any]]:
     """Trajectories a second of training, by ranks: each has the whole batch, so that two of them see twice as many."""
-    rows = []
-    for count in (1, 2):
+
+    def measured(count: int) -> float:
         with tempfile.TemporaryDirectory() as folder:
-            words = f"train tfbind8 --batch 1024 --steps 60 --log-every 60 --eval-every 1000 --engine eager --out {folder}/run --quiet"
+            words = f"train tfbind8 --batch 1024 --steps 120 --log-every 30 --eval-every 1000 --engine eager --out {folder}/run --quiet"
             start = [sys.executable, "-m"]
             if count > 1:
                 start += f"torch.distributed.run --standalone --nproc-per-node {count} -m".split()
             subprocess.run([*start, "stochflow", *words.split()], check=True, capture_output=True)
             lines = [json.loads(line) for line in (Path(folder) / "run/metrics.jsonl").read_text().splitlines()]
-            seconds = lines[-1]["time"]
-            rows.append({"ranks": count, "seconds": seconds, "per_second": count * 1024 * 60 / seconds})
+        return float(lines[2]["time"] - lines[0]["time"])
+
+    rows = []
+    for count, seconds in alternating(measured, rounds).items():
+        rows.append({"ranks": count, "seconds": seconds, "per_second": count * 1024 * 60 / seconds})
         print(rows[-1], flush=True)
     return rows
 
 
-def cells() -> list[dict[str, Any]]:
+def cells(rounds: int) -> list[dict[str, Any]]:
     """Seconds of a sweep of four cells, by cells at once; imports included."""
-    rows = []
-    for workers in (1, 2):
+
+    def measured(workers: int) -> float:
         with tempfile.TemporaryDirectory() as folder:
             words = f"sweep grid --side 16 --stick 0.25 --grid lr=1e-3,5e-3 objective=db,tb --steps 500 --seeds 5 --workers {workers} --quiet"
             begun = time.perf_counter()
@@ -117,7 +132,11 @@ def cells() -> list[dict[str, Any]]:
                 check=True,
                 capture_output=True,
             )
-            rows.append({"cells": workers, "seconds": time.perf_counter() - begun})
+            return time.perf_counter() - begun
+
+    rows = []
+    for workers, seconds in alternating(measured, rounds).items():
+        rows.append({"cells": workers, "seconds": seconds})
         print(rows[-1], flush=True)
     return rows
 
@@ -193,8 +212,8 @@ if __name__ == "__main__":
             "header": header(),
             "oracles": oracles(given.rounds),
             "lags": lags(),
-            "ranks": ranks(),
-            "cells": cells(),
+            "ranks": ranks(given.rounds),
+            "cells": cells(given.rounds),
         }
         result["header"]["load_after"] = os.getloadavg()[0]
         given.out.write_text(json.dumps(result, indent=1) + "\n")
