@@ -164,6 +164,8 @@ def test_with_all_thoughts_the_root_transition_is_there():
     outs = g.forward_dynamics.forward_dynamics_model(inp_x, thoughts, None, return_all=True)[:-1]
     assert outs.shape == (6, 4, 4)
     assert torch.allclose(outs.gather(2, s.T.unsqueeze(2)).squeeze(2).T, info["forward_model_logits"], atol=1e-5)
+    flat = g.forward_dynamics.forward_dynamics_model(inp_x.flatten(1), thoughts.flatten(1), None, return_all=True)[:-1]
+    assert torch.equal(flat, outs)
     last = g.forward_dynamics.forward_dynamics_model(inp_x, thoughts)
     assert torch.allclose(last, outs[-1], atol=1e-6)
     for bad in ((inp_x, None, None), (inp_x[:, :3], thoughts, None), (inp_x, thoughts, torch.ones(1))):
@@ -218,8 +220,30 @@ def test_entropies_of_states_and_their_ratio():
             g.entropy_ratio(*bad)
     p = torch.tensor([[0.25] * 4, [1.0, 0, 0, 0]])
     assert g.compute_entropy(p).tolist() == pytest.approx([math.log(4), 0.0])
-    with pytest.raises(UserError, match="choice"):
-        g.entropy_high(["ACGTAC"])  # a finished string decides nothing
+    with pytest.raises(UserError, match="at least one"):
+        g.entropy_high([])
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_strings_of_a_batch_have_the_batchs_ratio(cls):
+    """001, 003: `entropy_high(s)` of whole strings, as `tokenizer.process` gives them: the states on their way count."""
+    g = generator(cls)
+    with torch.no_grad():
+        g.model.head.weight.mul_(30)  # states that differ in entropy
+    s = one_hot_inputs(g)[0]
+    r_gamma = g.entropy_ratio(g.entropy_high(s), g.entropy_low(s))
+    assert r_gamma > 1.01
+    assert r_gamma.item() == pytest.approx(g.get_loss({"bulk_trajs": LOG})[1]["r_gamma"].item(), rel=1e-5)
+    assert torch.allclose(g.entropies(s[:, :2]), g.entropies(["AC", "AT", "TT", "AC"]))
+
+
+def test_entropies_under_a_context():
+    g = StochasticDBGFlowNetGenerator(GeneratorArgs(max_len=3, context_width=2, gen_num_hidden=16), DNA)
+    one, two = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 5.0])
+    assert 0 <= g.entropy_low(["A", "ACG"], one) <= g.entropy_high(["A", "ACG"], one) <= 1
+    assert not torch.allclose(g.entropies(["A", "C"], one), g.entropies(["A", "C"], two))
+    with pytest.raises(UserError, match="no contexts"):
+        g.entropy_high(["A"])
 
 
 def test_the_divergence_is_one():
@@ -234,6 +258,13 @@ def test_the_divergence_is_one():
         g.kl_divergence_loss(f, b.T, 1.0)  # the listing's `.T`
     with pytest.raises(UserError, match="softmax"):
         g.kl_divergence_loss(torch.randn(5, 4), b, 1.0)
+    steps, batch = torch.rand(7, 32, 4).softmax(-1), torch.rand(7, 32, 4).softmax(-1)
+    ratio = 1 + torch.rand(32, 1)  # one for each string
+    want = g.kl_divergence_loss(steps, batch) - ratio.log().mean()
+    assert g.kl_divergence_loss(steps, batch, ratio).item() == pytest.approx(want.item(), rel=1e-4)
+    for bad in (0.0, -1.0, torch.tensor([1.2, float("nan")])):
+        with pytest.raises(UserError, match="r_gamma"):
+            g.kl_divergence_loss(f, b, bad)
 
 
 def test_dynamics_loss_is_finite_and_weighted_by_visits():
@@ -245,10 +276,14 @@ def test_dynamics_loss_is_finite_and_weighted_by_visits():
     assert plain.item() == pytest.approx(each.mean().item(), rel=1e-5)
     mu = torch.tensor([3.0, 1.0, 0.0])
     assert g.dynamics_loss(policy, mu, 1.2).item() == pytest.approx(((each * mu).sum() / 4).item(), rel=1e-5)
+    ratios = torch.tensor([1.2, 1.5, 1.9])
+    apart = torch.stack([g.dynamics_loss(policy[i : i + 1], None, ratios[i]) for i in range(3)])
+    assert g.dynamics_loss(policy, mu, ratios).item() == pytest.approx(((apart * mu).sum() / 4).item(), rel=1e-5)
+    assert bool(g.dynamics_loss(policy.expand(7, 3, 4), mu, torch.tensor([1.2])).isfinite())
     with pytest.raises(UserError, match="mu_pi"):
         g.dynamics_loss(policy, torch.tensor([-1.0, 0, 0]), 1.2)
     with pytest.raises(UserError, match="ll_diff"):
-        g.ll_diff(None, None, None, None)
+        g.ll_diff(state=None, next_state=None, action=None, reward=1.0)
 
 
 # 000-003: MLP(num_tokens=..., num_outputs=...), and another model ----------------------------------------------------------
@@ -331,7 +366,7 @@ def test_the_modes_listing():
 
 
 def test_a_batch_of_a_time_series_is_refused_with_the_way_to_go():
-    with pytest.raises(UserError, match="bulk_trajs"):
+    with pytest.raises(UserError, match=r"bulk_trajs.*stochflow forecast"):
         generator().get_loss({"time_series": torch.zeros(2, 10, 3), "real_actions": torch.zeros(2, 10)})
 
 

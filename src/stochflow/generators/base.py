@@ -138,8 +138,10 @@ class GeneratorBase(Interface):
 
     def _read(self, batch: Mapping[str, Any]) -> Walk:
         if not isinstance(batch, Mapping) or "bulk_trajs" not in batch:
+            series = isinstance(batch, Mapping) and "time_series" in batch
+            way = ": a time series is what stochflow.forecast and `stochflow forecast` learn from" if series else ""
             raise UserError(
-                'a batch is {"bulk_trajs": [(string, thought string, reward), ...]}, but this one has no "bulk_trajs"'
+                f'a batch is {{"bulk_trajs": [(string, thought string, reward), ...]}}, but this one has no "bulk_trajs"{way}'
             )
         found = self._walked(batch)
         if found is None:
@@ -299,13 +301,9 @@ class GeneratorBase(Interface):
         The backward part is the posterior of the thought behind the last letter; of the empty prefix it is zero. With a
         head of its own (`gen_form`) it is that head's raw output.
         """
-        state = self._prefixes(x, lens)
-        if self.args.thought_state:
-            raise UserError("with thought_state a prefix alone is no state: use get_loss, which reads thoughts too")
-        letters = state
-        if self.args.context_width:
-            state = torch.cat([self.space.rows(contexts, len(state)).T, state], -1)
+        state = self._states(x, lens, contexts)
         env, strings, state = self.env, self.space.strings, state.unsqueeze(0)
+        letters = self.space.text(state)[0]
         out = self.model(state)
         last = (
             pick(letters, strings.lengths(letters) - 1).clamp(max=strings.tokens - 1).unsqueeze(0)
@@ -320,6 +318,15 @@ class GeneratorBase(Interface):
             law = exact_law_of_action(self.noise, before, env.real_moves(mask), last, log_pi, self.noise.begin(before))
             back = torch.where((strings.lengths(letters) > 0).unsqueeze(1), law[0], 0.0)
         return torch.cat([out.forward[0], back, out.log_flow[0].unsqueeze(-1)], -1)
+
+    def _states(self, x: Tensor | Sequence[Any], lens: Any, contexts: Any) -> Tensor:
+        """[B, D] states of `env` at prefixes."""
+        letters = self._prefixes(x, lens)
+        if self.args.thought_state:
+            raise UserError("with thought_state a prefix alone is no state: use get_loss, which reads thoughts too")
+        if not self.args.context_width:
+            return letters
+        return torch.cat([self.space.rows(contexts, len(letters)).T, letters], -1)
 
     def _prefixes(self, x: Tensor | Sequence[Any], lens: Any) -> Tensor:
         """[B, L] padded states of letters."""

@@ -90,9 +90,9 @@ class LogDynamics(Dynamics):
     ) -> Tensor:
         """Log-probabilities of the next letter [steps, B, K] after each prefix of x, given the thought at that step.
 
-        `x` [B, L, K] or [B, L * K] holds the one-hot letters. `x_thought` [B, L, K] holds one thought a letter: entry i of the
-        result is about letter i, and a last entry, which nobody asked a thought for, is zero, as the documents cut it
-        off. With [B, L - 1, K], the thoughts of `thought[:, 1:]`, it begins at the second letter as theirs does.
+        `x` [B, L, K] or [B, L * K] holds the one-hot letters. `x_thought` [B, L, K], or flat as well, holds one thought a letter:
+        entry i of the result is about letter i, and a last entry, which nobody asked a thought for, is zero, as the documents
+        cut it off. With [B, L - 1, K], the thoughts of `thought[:, 1:]`, it begins at the second letter as theirs does.
         `return_all=False`: the last letter alone, [B, K]. `lens` are lengths; what lies beyond is zero.
         """
         letters, steps = self.env.num_moves - (self.env.stop is not None), self.env.horizon
@@ -101,12 +101,13 @@ class LogDynamics(Dynamics):
                 "forward_dynamics_model(x, x_thought, None, return_all, lens) needs the thoughts and takes no mask: "
                 "give lens for strings of several lengths"
             )
-        x = x.view(len(x), -1, letters)
-        if x.shape[1] != steps or x_thought.shape not in ((len(x), steps, letters), (len(x), steps - 1, letters)):
+        shapes = [(len(x), n * letters) for n in (steps, steps - 1)]
+        if x[0].numel() != steps * letters or (len(x_thought), x_thought[0].numel()) not in shapes:
             raise UserError(
                 f"x has shape {tuple(x.shape)} and x_thought {tuple(x_thought.shape)}, but [B, {steps}, {letters}] and "
                 f"[B, {steps} or {steps - 1}, {letters}] are needed"
             )
+        x, x_thought = (given.reshape(len(x), -1, letters) for given in (x, x_thought))
         first = steps - x_thought.shape[1]  # the letter that the first thought is about
         known = x.any(-1)  # [B, L] of padding, one-hot vectors are zero
         tokens = torch.where(known, x.argmax(-1), letters)

@@ -127,33 +127,42 @@ class Interface(nn.Module):
         """H = -sum p log p, [..., M] -> [...]."""
         return entropy.compute_entropy(policy_probs)
 
-    def entropies(self, state: Any) -> Tensor:
+    def entropies(self, state: Any, contexts: Any = None) -> Tensor:
         """[B] entropies of the policy at prefixes (texts, or tokens [B, L] as `forward` reads them), as fractions of the largest."""
-        states = self._prefixes(state, None).unsqueeze(0)
+        return self._entropies(self._states(state, None, contexts))
+
+    def _entropies(self, states: Tensor) -> Tensor:
         mask = self.env.moves(states)
-        log_pi = masked_log_softmax(self.model(states).forward, mask)[0]
-        return entropy.normalised_entropy(entropy.compute_entropy(log_pi.exp(), mask[0]), mask[0].sum(-1))
+        log_pi = masked_log_softmax(self.model(states.unsqueeze(0)).forward[0], mask)
+        return entropy.normalised_entropy(entropy.compute_entropy(log_pi.exp(), mask), mask.sum(-1))
 
-    def _prefixes(self, x: Any, lens: Any) -> Tensor:
-        raise TypeError(f"{type(self).__name__} must define _prefixes(x, lens)")
+    def _states(self, x: Any, lens: Any, contexts: Any) -> Tensor:
+        raise TypeError(f"{type(self).__name__} must define _states(x, lens, contexts)")
 
-    def entropy_high(self, state: Any) -> Tensor:
-        """The upper quantile of the entropies of the policy at these prefixes, a number."""
-        return entropy.entropy_high(self._undecided(state))[0]
+    def entropy_high(self, state: Any, contexts: Any = None) -> Tensor:
+        """The upper quantile of the entropies of the policy at these prefixes, a number.
 
-    def entropy_low(self, state: Any) -> Tensor:
+        A string of `max_len` letters decides nothing any more: it stands for the prefixes on its way. So the strings of a
+        batch, as `tokenizer.process` gives them, have the band that the `r_gamma` of that batch is made of.
+        """
+        return entropy.entropy_high(self._deciding(state, contexts))[0]
+
+    def entropy_low(self, state: Any, contexts: Any = None) -> Tensor:
         """The lower quantile, never above `entropy_high`."""
-        return entropy.entropy_low(self._undecided(state))[0]
+        return entropy.entropy_low(self._deciding(state, contexts))[0]
 
-    def _undecided(self, state: Any) -> Tensor:
-        """[1, 1, n] entropies of the prefixes at which there is a choice."""
-        states = self._prefixes(state, None)
-        some = self.env.moves(states).sum(-1) > 1
-        if not bool(some.any()):
-            raise UserError(
-                "none of these prefixes leaves a choice, so there is no entropy: give prefixes shorter than max_len"
-            )
-        return self.entropies(states[some]).view(1, 1, -1)
+    def _deciding(self, state: Any, contexts: Any) -> Tensor:
+        """[1, 1, N] entropies at the prefixes that leave a choice, and at those on the way of the others."""
+        states, length = self._states(state, None, contexts), self.space.strings.length
+        if not len(states):
+            raise UserError("there are no prefixes here, so there is no entropy: give at least one")
+        decides = self.env.moves(states).sum(-1) > 1
+        whole = states[~decides]
+        place = torch.arange(length, device=states.device)
+        keep = place < place.unsqueeze(1)  # [L prefixes, L letters]
+        letters = torch.where(keep.unsqueeze(1), whole[:, -length:], self.space.strings.pad)  # [L, n, L]
+        way = torch.cat([whole[:, :-length].expand(length, -1, -1), letters], -1).flatten(0, 1)
+        return self._entropies(torch.cat([states[decides], way])).view(1, 1, -1)
 
     def entropy_ratio(self, H_high: Tensor | float, H_low: Tensor | float) -> Tensor:
         """r = H_high / (gamma H_high + (1 - gamma) H_low), between 1 and 1 / gamma."""
@@ -169,6 +178,9 @@ class Interface(nn.Module):
 
         With r = 1 it is never negative, and zero only where the two agree; log r is a constant, as sum f = 1.
         """
+        ratio = torch.as_tensor(r_gamma, dtype=forward_policy.dtype)
+        if not bool((ratio > 0).all()):
+            raise UserError(f"r_gamma is {r_gamma}, but an entropy ratio is at least 1: take that of entropy_ratio")
         if forward_policy.shape != backward_policy.shape:
             raise UserError(
                 f"a KL compares laws over one set, but these have shapes {tuple(forward_policy.shape)} and {tuple(backward_policy.shape)}"
@@ -185,30 +197,25 @@ class Interface(nn.Module):
         mask = (forward_policy > 0) | (backward_policy > 0)
         tiny = torch.finfo(forward_policy.dtype).tiny
         kl = entropy.state_kl(forward_policy.clamp(min=tiny).log(), backward_policy.clamp(min=tiny).log(), mask)
-        return (kl - torch.as_tensor(r_gamma).log()).mean()
+        return kl.mean() - ratio.log().mean()
 
     def dynamics_loss(self, policy: Tensor, mu_pi: Tensor | None, r_gamma: Tensor | float) -> Tensor:
-        """The entropy balance of probabilities [N, M], weighted by visits `mu_pi` [N] (None: alike); not a loss of the dynamics."""
+        """The entropy balance of probabilities [N, M], weighted by visits `mu_pi` [N] (None: alike); not a loss of the dynamics.
+
+        `r_gamma` is a number, or one for each state.
+        """
         share = entropy.normalised_entropy(
             entropy.compute_entropy(policy), torch.full(policy.shape[:-1], policy.shape[-1], device=policy.device)
         )
         weight = torch.ones_like(share) if mu_pi is None else mu_pi.expand_as(share)
         if bool((weight < 0).any()) or float(weight.sum()) <= 0:
             raise UserError("mu_pi holds weights of visited states, which are not negative and not all zero")
-        each = torch.stack(
-            [
-                entropy.entropy_balance_loss(
-                    h.view(1, 1, 1),
-                    torch.ones(1, 1, 1, dtype=torch.bool),
-                    torch.as_tensor(r_gamma).view(1),
-                    self.args.gamma,
-                )[0]
-                for h in share.flatten()
-            ]
-        )
+        ratio = torch.as_tensor(r_gamma, dtype=share.dtype, device=share.device).expand_as(share).flatten()
+        alone = share.flatten().view(1, -1, 1)  # every state is a row of its own
+        each = entropy.entropy_balance_loss(alone, torch.ones_like(alone, dtype=torch.bool), ratio, self.args.gamma)
         return (each * weight.flatten()).sum() / weight.sum()
 
-    def ll_diff(self, *_: Any) -> Tensor:
+    def ll_diff(self, *_: Any, **__: Any) -> Tensor:
         """Not a method: the tensor of this name is in `info` and in the second value of `get_loss`."""
         raise UserError(
             'll_diff(state, next_state, action, reward) is ill-defined: read info["ll_diff"] of get_loss instead'

@@ -70,10 +70,10 @@ def entropy_band(entropy: Tensor, choices: Tensor, alive: Tensor, per_step: bool
 
 
 @torch.no_grad()
-def entropy_ratio(high: Tensor, low: Tensor, gamma: float, eps: float = EPS) -> Tensor:
+def entropy_ratio(high: Tensor | float, low: Tensor | float, gamma: float, eps: float = EPS) -> Tensor:
     """r = high / (gamma high + (1 - gamma) low), so 1 <= r <= 1 / gamma whenever high >= low >= 0."""
     check_gamma(gamma)
-    high, low = high + eps, low + eps
+    high, low = torch.as_tensor(high) + eps, torch.as_tensor(low) + eps
     return (high / (gamma * high + (1 - gamma) * low)).clamp(1, 1 / gamma)
 
 
