@@ -51,6 +51,19 @@ def test_positions_are_chosen_by_an_argument(positions):
         make(gen_positions="rotary")
 
 
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_the_transformer_of_the_noise_has_the_positions_that_were_asked_for(positions):
+    """It reads the thoughts alone or beside a policy that does; where no transformer reads them, to ask is an error."""
+    g = make(dynamics_model="thought", gen_positions=positions)
+    learned = [name for name, _ in g.forward_dynamics.named_parameters() if "place" in name]
+    assert bool(learned) == (positions == "learned")
+    assert math.isfinite(g.train_step({"bulk_trajs": LOG})["loss"])
+    if positions == "sinusoidal":
+        for net in ("auto", "mlp", "gru"):
+            with pytest.raises(UserError, match="no transformer"):
+                make(gen_net=net, gen_positions=positions)
+
+
 # thoughts ---------------------------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,9 @@ class GeneratorArgs:
     gen_num_hidden: int = 64
     gen_num_layers: int = 2
     gen_num_heads: int = 4  # attention heads of a transformer; they share gen_num_hidden
-    gen_positions: str = "learned"  # position encodings of a transformer: learned or sinusoidal
+    gen_positions: str = (
+        "learned"  # position encodings of the transformers, policy's and dynamics': learned or sinusoidal
+    )
     context_width: int = 0  # numbers that describe the condition of each string; 0: there is none
     gen_partition_init: float | None = None  # log Z at the start; None: as the first batch of train_step estimates it
     gen_output_coef: float = (

@@ -30,7 +30,8 @@ class LogDynamics(Dynamics):
         if args.dynamics_model == "tabular":
             self.net: Any = Tabular(env, seeds)
         elif args.dynamics_model == "thought":
-            self.net = ThoughtDynamics(env, seeds, Attention(layers=args.dynamics_num_layers), hidden)
+            reader = Attention(layers=args.dynamics_num_layers, positions=args.gen_positions)  # type: ignore[arg-type]
+            self.net = ThoughtDynamics(env, seeds, reader, hidden)
         else:
             self.net = Neural(env, seeds, hidden, args.dynamics_num_layers)
         self.seen: Tensor

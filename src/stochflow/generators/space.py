@@ -46,6 +46,11 @@ class Space:
         if word == "auto":
             few = self.strings.count() <= LISTED and not a.thought_state and not a.context_width
             word = "lookup" if few else "transformer" if a.thought_state else "mlp"
+        if a.gen_positions != "learned" and word != "transformer" and a.dynamics_model != "thought":
+            raise UserError(
+                f"gen_positions is {a.gen_positions}, but there is no transformer here that would read it: set gen_net or "
+                "dynamics_model, or leave it out"
+            )
         if word == "transformer":
             return Transformer(a.gen_num_hidden, a.gen_num_heads, a.gen_num_layers, positions=a.gen_positions)  # type: ignore[arg-type]
         if word in ("gru", "lstm"):

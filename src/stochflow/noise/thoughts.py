@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, relu
 
 from stochflow.nets.layers import Embedding, Generators, Linear
-from stochflow.nets.transformer import Stack
+from stochflow.nets.transformer import Stack, positions
 from stochflow.noise.dynamics import Dynamics, through
 from stochflow.ops import masked_log_softmax
 from stochflow.worlds.env import Env
@@ -47,11 +47,12 @@ class ReaderNet(Protocol):
 
 @dataclass(frozen=True)
 class Attention:
-    """A causal transformer over action, move, action, move, ..."""
+    """A causal transformer over action, move, action, move, ..., with position encodings learned or sinusoidal."""
 
     width: int = 32
     heads: int = 4
     layers: int = 2
+    positions: Literal["learned", "sinusoidal"] = "learned"
 
     def build(self, moves: int, steps: int, gens: Generators) -> Reader:
         return _Attention(self, moves, steps, gens)
@@ -62,7 +63,7 @@ class _Attention(Reader):
         super().__init__()
         self.width, self.pad = spec.width, 2 * moves + 1
         self.embed = Embedding(2 * moves + 3, spec.width, gens, std=0.5)  # moves, actions, unknown, padding, BOS
-        self.place = Embedding(2 * steps + 1, spec.width, gens, std=0.5)
+        self.place = positions(spec, 2 * steps + 1, gens)
         self.stack = Stack(spec.width, spec.heads, spec.layers, gens)
 
     def forward(self, history):
@@ -75,7 +76,7 @@ class _Attention(Reader):
 
     def _read(self, history: Tensor) -> Tensor:
         tokens = torch.cat([torch.full_like(history[..., :1], self.pad + 1), history], -1)
-        return self.stack(self.embed(tokens) + self.place.weight.unsqueeze(1))
+        return self.stack(self.embed(tokens) + self.place())
 
 
 @dataclass(frozen=True)
