@@ -308,14 +308,15 @@ def test_an_assigned_model_is_the_one_that_is_trained():
     g = generator()
     g.train_step({"bulk_trajs": LOG})
     mine = MLP(num_tokens=4, num_outputs=9, num_hid=8, num_layers=2, max_len=6)
-    first = next(layer for layer in mine.layers if isinstance(layer, nn.Linear)).weight.clone()
+    before = [p.clone() for p in mine.parameters()]
     g.model = mine
-    assert torch.allclose(g.model.trunk.layers[0].weight[0].T, first)
-    before = [p.clone() for p in g.model.parameters()]
     assert math.isfinite(g.train_step({"bulk_trajs": LOG})["loss"])
-    assert any(not torch.equal(a, b) for a, b in zip(before, g.model.parameters(), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(before, mine.parameters(), strict=True))  # itself, not a copy
     assert g.trainer.policy is g.model
-    assert g.opt.param_groups[0]["params"][0] is next(g.model.parameters())
+    assert any(p is mine.layers[0].weight for p in g.opt.param_groups[0]["params"])
+    s, _, inp_x, _ = one_hot_inputs(g)
+    assert torch.allclose(g(s)[:, :4], mine(inp_x)[:, :4], atol=1e-6)
+    assert torch.allclose(g(s)[:, -1], mine(inp_x)[:, -1] + g.model.log_z(None)[0], atol=1e-5)
     g.model = Policy(g.env, seeds=[3])
     assert math.isfinite(g.train_step({"bulk_trajs": LOG})["loss"])
     for bad in (nn.Linear(3, 3), MLP(4, 8, max_len=6), MLP(4, 9, max_len=7), Policy(g.env, seeds=[0, 1]), None):
@@ -325,8 +326,49 @@ def test_an_assigned_model_is_the_one_that_is_trained():
         g.forward_dynamics = nn.Linear(3, 3)
 
 
+@pytest.mark.parametrize("form", ["joint", "head"])
+def test_the_documents_network_learns(form):
+    """Of strings of several lengths, too; with a head its backward outputs are the law of the thought."""
+    torch.manual_seed(0)
+    args = GeneratorArgs(max_len=3, min_len=1, gen_form=form, gen_learning_rate=0.01, gen_partition_init=0.0)
+    g = StochasticDBGFlowNetGenerator(args, DNA)
+    g.model = mine = MLP(num_tokens=4, num_outputs=11, num_hid=32, num_layers=2, max_len=3)
+    log = [("ACG", "ACG", 2.0), ("ACG", "ATG", 2.0), ("T", "T", 1.0), ("GC", "GC", 0.5), ("CCC", "CCC", 0.25)]
+    first = g.get_loss({"bulk_trajs": log})[0].item()
+    back = mine.layers[-1].weight[5:10].clone()
+    for _ in range(150):
+        g.train_step({"bulk_trajs": log})
+    assert g.get_loss({"bulk_trajs": log})[0].item() < first / 10
+    assert torch.equal(back, mine.layers[-1].weight[5:10]) == (form == "joint")
+    assert len(g.sample(5)) == 5
+
+
+def test_an_assigned_model_is_kept_and_given_again(tmp_path):
+    g = generator()
+    g.model = MLP(num_tokens=4, num_outputs=9, num_hid=8, num_layers=1, max_len=6)
+    for _ in range(2):
+        g.train_step({"bulk_trajs": LOG})
+    file = g.save(tmp_path / "own.safetensors")
+    with pytest.raises(UserError, match=r"load\(path, model=\.\.\.\)"):
+        StochasticDBGFlowNetGenerator.load(file)
+    mine = MLP(num_tokens=4, num_outputs=9, num_hid=8, num_layers=1, max_len=6)
+    again = StochasticDBGFlowNetGenerator.load(file, model=mine)
+    assert again.train_step({"bulk_trajs": LOG}) == g.train_step({"bulk_trajs": LOG})
+    with pytest.raises(UserError, match="another shape"):
+        StochasticDBGFlowNetGenerator.load(file, model=MLP(4, 9, num_hid=16, num_layers=1, max_len=6))
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("gamma", 0.1), ("stick", 0.5), ("opt", None), ("device", "cuda"), ("out_coef", 10)]
+    ("name", "value"),
+    [
+        ("objective", None),
+        ("dynamics_buffer", None),
+        ("gamma", 0.1),
+        ("stick", 0.5),
+        ("opt", None),
+        ("device", "cuda"),
+        ("out_coef", 10),
+    ],
 )
 def test_what_would_be_ignored_is_an_error(name, value):
     with pytest.raises(UserError, match=name):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stochflow.engines.base import Request, Walk
 from stochflow.engines.choose import walk
@@ -94,6 +94,7 @@ class GeneratorBase(Interface):
         )
         if self.dynamics_buffer is not None and (a.context_width or a.thought_state):
             raise UserError("dynamics_off_pol replays plain strings: leave out context_width and thought_state")
+        self.assigned = False  # whether the model is one that was given, and not made from the args
         self._last: Trajectories | None = None  # the batch that `get_dynamics_loss` speaks of
         self._build()
 
@@ -361,6 +362,7 @@ class GeneratorBase(Interface):
             "generator": type(self).__name__,
             "args": dataclasses.asdict(self.args),
             "alphabet": self.tokenizer.alphabet,
+            "assigned": self.assigned,
         }
         file = Path(path)
         part = file.with_name(file.name + ".part")
@@ -369,8 +371,11 @@ class GeneratorBase(Interface):
         return file
 
     @classmethod
-    def load(cls: type[Self], path: str | os.PathLike[str]) -> Self:
-        """The generator that `save` wrote; the random stream goes on as if nothing had been loaded."""
+    def load(cls: type[Self], path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
+        """The generator that `save` wrote; the random stream goes on as if nothing had been loaded.
+
+        `model`: where one was assigned, another of its sizes, whose weights are replaced by those in the file.
+        """
         found = runs.load_checkpoint(path)
         kind = found.scalars.get("generator")
         if kind != cls.__name__:
@@ -381,13 +386,24 @@ class GeneratorBase(Interface):
         if "gen_form" not in args:  # written before there was a choice
             args = {**args, "gen_form": "published", "gen_net": "mlp"}
         made = cls(GeneratorArgs.of(args), Tokenizer(found.scalars["alphabet"]))
+        if found.scalars.get("assigned", False) and model is None:
+            raise UserError(
+                f"{path} holds a model that was assigned and is not made from the args: load(path, model=...) with one of its sizes"
+            )
+        if model is not None:
+            made.model = model  # type: ignore[assignment]
 
         def part(name: str) -> dict[str, Tensor]:
             return {k.removeprefix(name + "."): v for k, v in found.tensors.items() if k.startswith(name + ".")}
 
         devices = [made.model.device] if made.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            made.trainer.load_state_dict(part("trainer"))
+            try:
+                made.trainer.load_state_dict(part("trainer"))
+            except (KeyError, RuntimeError) as error:
+                raise UserError(
+                    f"{path} holds networks of another shape ({error}): give the model that was saved"
+                ) from None
         made.book.load_state_dict(part("book"))
         made.forward_dynamics.seen.copy_(found.tensors["seen"])
         return made

@@ -64,6 +64,7 @@ class Interface(nn.Module):
     tokenizer: Any
     trainer: Any
     forward_dynamics: Any
+    assigned: bool
 
     def _interface(self) -> None:
         """Once the trainer is there: what belongs to it."""
@@ -92,6 +93,8 @@ class Interface(nn.Module):
             "opt",
             "dynamics_opt",
             "tokenizer",
+            "objective",
+            "dynamics_buffer",
         ):
             raise UserError(
                 f"{name} is settled when a generator is made, and setting it would change nothing: give it in the args"
@@ -116,6 +119,7 @@ class Interface(nn.Module):
                 "model needs one seed, and a head for the action exactly where gen_form is head or published"
             )
         nn.Module.__setattr__(self, name, value.to(self.args.device))
+        self.assigned = self.assigned or name == "model"
         self._build()
 
     def _build(self) -> None:

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from stochflow.errors import UserError
-from stochflow.nets.mlp import MLP as Layers
+from stochflow.nets.layers import Generators, Net, Trunk
 from stochflow.nets.policy import Policy
+from stochflow.worlds.env import Env, numbers
 
 
 class MLP(nn.Module):
     """[B, L * K] one-hot letters -> [B, num_outputs] at the prefix of `lens` letters, or [L + 1, B, num_outputs] at all.
 
-    Assigned to a generator's `model` it is trained as its policy, with these layers and weights of its own.
+    Assigned to a generator's `model` it is trained itself: the policy there reads these layers.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class MLP(nn.Module):
         return self.layers((one_hot * known).flatten(2))
 
     def policy(self, env: Any, seed: int, back_action: bool) -> Policy:
-        """A policy of these sizes for a generator's strings; its first layer and hidden layers start from these weights."""
+        """A policy that reads these layers: its actions, its flow, and with `back_action` the law of the action, too."""
         tokens, length = getattr(env, "tokens", None), getattr(env, "length", None)
         if (tokens, length) != (self.num_tokens, self.max_len):
             raise UserError(
@@ -70,12 +71,45 @@ class MLP(nn.Module):
             raise UserError(
                 f"num_outputs is {self.num_outputs}, but a policy has {want}: actions, backward actions, log-flow"
             )
-        made = Policy(env, Layers(self.num_hid, self.num_layers), seeds=[seed], back_action=back_action)
-        linear = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
-        trunk: Any = made.trunk
+        net: Net = _Hidden(self)
+        made = Policy(env, net, seeds=[seed], back_action=back_action)
+        made.head = _Outputs(self.layers[-1], env.num_moves, back_action)  # type: ignore[assignment]
         with torch.no_grad():
-            for mine, its in zip(linear[:-1], trunk.layers, strict=True):
-                its.weight.copy_(mine.weight.T.unsqueeze(0))
-                its.bias.copy_(mine.bias.view(1, 1, -1))
             made.log_z_unit.fill_(self.partition_init / Policy.LOG_Z_SCALE)
         return made
+
+
+class _Hidden:
+    """The description of a trunk that is the hidden layers of an `MLP` there is."""
+
+    def __init__(self, mlp: MLP):
+        self.mlp = mlp
+
+    def build(self, env: Env, gens: Generators, context: int) -> Trunk:
+        return _HiddenTrunk(self.mlp, env)
+
+
+class _HiddenTrunk(Trunk):
+    def __init__(self, mlp: MLP, env: Env):
+        super().__init__()
+        self.layers, self.tokens, self.numbered = mlp.layers[:-1], mlp.num_tokens, numbers(env)
+        self.width = mlp.num_hid if mlp.num_layers else mlp.num_tokens * mlp.max_len
+
+    def forward(self, state, context):
+        letters = state.unsqueeze(-1) == torch.arange(self.tokens, device=state.device)  # padding is none of them
+        return self.layers(letters.flatten(-2).float())
+
+
+class _Outputs(nn.Module):
+    """The columns of a documents' output layer in the order of a policy's head: actions, log-flow, and pairs as asked."""
+
+    def __init__(self, linear: nn.Module, moves: int, pairs: bool):
+        super().__init__()
+        self.linear, self.moves, self.pairs = linear, moves, pairs
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        actions, back, flow = self.linear(hidden).split([self.moves, self.moves, 1], -1)
+        parts = [actions, flow]
+        if self.pairs:  # of a prefix the letter that led there is known, so that every row is this one
+            parts.append(back.unsqueeze(-2).expand(*back.shape[:-1], self.moves, self.moves).flatten(-2))
+        return torch.cat(parts, -1)
