@@ -13,6 +13,7 @@ from stochflow.generators import (
     RolloutWorker,
     StochasticDBGFlowNetGenerator,
     StochasticKL2GFlowNetGenerator,
+    StochasticKLGFlowNetGenerator,
     Tokenizer,
     TrajectoryBalanceGFlowNetGenerator,
     one_hot_contexts,
@@ -24,7 +25,7 @@ LOG = [("ACG", "ACG", 0.9), ("ATG", "ACG", 0.4), ("TTG", "TTC", 0.7), ("ACC", "A
 
 
 def make(cls=StochasticDBGFlowNetGenerator, **more):
-    return cls(GeneratorArgs(max_len=3, **{"gen_num_hidden": 16, "gen_num_heads": 2, **more}), DNA)
+    return cls(GeneratorArgs(**{"max_len": 3, "gen_num_hidden": 16, "gen_num_heads": 2, **more}), DNA)
 
 
 @pytest.mark.parametrize("net", ["mlp", "lookup", "transformer", "gru", "lstm"])
@@ -143,6 +144,30 @@ def test_contexts_change_the_law_without_another_network():
     between = g(["A"], contexts=torch.tensor([[0.5, 0.5]]))  # a real-valued condition that was never trained
     assert bool(between.isfinite().all())
     assert not torch.allclose(between, g(["A"], contexts=torch.tensor([[1.0, 0.0]])))
+
+
+def test_the_variance_is_within_a_context():
+    """Equal contexts are one condition, wherever they stand in a batch; of one string each there is no variance."""
+    torch.manual_seed(0)
+    g = make(StochasticKLGFlowNetGenerator, max_len=2, context_width=2, gen_num_hidden=32, gen_learning_rate=0.01)
+    every = [a + b for a in "ACGT" for b in "ACGT"]
+    log, contexts = [], []
+    for _ in range(3):
+        for s in every:  # the second condition pays 20 times as much for everything, which changes nothing but log Z
+            log += [(s, s, 0.05 + s.count("A")), (s, s, 20 * (0.05 + s.count("T")))]
+            contexts += [[1.0, 0.0], [0.0, 1.0]]
+    assert g.train_step({"bulk_trajs": log, "contexts": contexts})["loss"] > 0.1
+    for _ in range(250):
+        g.train_step({"bulk_trajs": log, "contexts": contexts})
+    assert g.get_loss({"bulk_trajs": log, "contexts": contexts})[0].item() < 0.02
+    for letter, context in zip("AT", torch.eye(2), strict=True):
+        drawn = "".join(g.sample(400, contexts=context))
+        want = (
+            (6 * 1.05 + 2 * 2.05) / (9 * 0.05 + 6 * 1.05 + 2.05) / 2
+        )  # letters of strings with one and with two of them
+        assert drawn.count(letter) / 800 == pytest.approx(want, abs=0.08)
+    with pytest.raises(UserError, match="context of its own"):
+        g.train_step({"bulk_trajs": log[:4], "contexts": torch.randn(4, 2)})
 
 
 @pytest.mark.parametrize("cls", [StochasticDBGFlowNetGenerator, StochasticKL2GFlowNetGenerator])

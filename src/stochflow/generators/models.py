@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
+from stochflow.engines.base import Walk
 from stochflow.errors import UserError
 from stochflow.generators.args import GeneratorArgs
 from stochflow.generators.base import GeneratorBase
@@ -41,11 +45,22 @@ class TrajectoryBalanceGFlowNetGenerator(GeneratorBase):
 class StochasticKLGFlowNetGenerator(GeneratorBase):
     """Trajectory-level reverse KL, by its off-policy equal: the variance over the batch of log prod pi P / (R prod pi_B).
 
-    On the policy's own trajectories the two have the same gradient; from a log only this one is sound.
+    On the policy's own trajectories the two have the same gradient; from a log only this one is sound. Under contexts the
+    variance is that within each, so that a context needs several strings in a batch.
     """
 
     def make_objective(self, args: GeneratorArgs) -> Objective:
         return LogVariance(self.form(args))
+
+    def _read(self, batch: Mapping[str, Any]) -> Walk:
+        found = super()._read(batch)
+        count = found.trajectories.score.shape[1]
+        if self.args.context_width and count > 1 and self.env.rows == count:
+            raise UserError(
+                "every string of this batch has a context of its own, and a variance needs several of each: repeat contexts in "
+                "a batch, or take TrajectoryBalanceGFlowNetGenerator, which learns log Z as a function of the context"
+            )
+        return found
 
     def residual(self, terms: Terms) -> Tensor:
         return self.objective.form.step(terms) - terms.log_pb

@@ -86,7 +86,10 @@ class Space:
         return self._with_thoughts(traj) if self.args.thought_state else traj
 
     def rows(self, contexts: Any, count: int) -> Tensor:
-        """[1, count] row numbers of contexts [count, C], or of one context [C] for all, which become the table of `env`."""
+        """[1, count] row numbers of contexts [count, C], or of one context [C] for all, which become the table of `env`.
+
+        Equal contexts are one row: what is a mean over a condition must find all its strings.
+        """
         width, device = self.args.context_width, self.args.device
         if contexts is None:
             raise UserError(
@@ -105,8 +108,9 @@ class Space:
             )
         if not bool(table.isfinite().all()):
             raise UserError("contexts hold a NaN or infinite value: fill missing values before")
-        self.env.contexts, self.env.rows = table, len(table)  # the encoder reads the table that is there
-        return (torch.arange(count, device=device) % len(table)).unsqueeze(0)
+        different, row = table.unique(dim=0, return_inverse=True)
+        self.env.contexts, self.env.rows = different, len(different)  # the encoder reads the table that is there
+        return row.expand(count).unsqueeze(0)
 
     def _with_contexts(self, traj: Trajectories, contexts: Any) -> Trajectories:
         row = self.rows(contexts, traj.score.shape[1])
