@@ -110,6 +110,20 @@ def test_a_dry_run_beats_random_and_leaves_the_campaign_alone(small, tmp_path, m
     assert "not empty" in capsys.readouterr().err
 
 
+def test_a_dry_run_begins_from_all_that_was_measured(small, tmp_path):
+    from stochflow.design.simulate import simulate
+
+    campaign = Campaign.new(tmp_path / "plates", small)
+    first = campaign.ask(5, Ask(model="ridge"))
+    campaign.tell([{"id": r["id"], "gc": -7.0} for r in first])  # the same ids as those of the dry run's first round
+    played = simulate(campaign, gc, tmp_path / "dry", 1, Ask(batch=5, model="ridge")).campaign
+    begun, round_ = played.history()
+    assert begun["measured"] == len(campaign.measured().sequences)
+    assert round_["measured"] == 5
+    assert min(round_["columns"]["gc"]["values"]) >= 0
+    assert "-7" not in "".join(d.measured for d in collect(played).designs)
+
+
 def test_a_synthesiser_that_errs_is_reckoned_with(small, tmp_path):
     from stochflow.design.settings import Noise
     from stochflow.design.simulate import simulate

@@ -1,6 +1,6 @@
 """A dry run: the rounds of a campaign played on an oracle, beside a random and a genetic choice of the same wells.
 
-The oracle comes from whoever calls this, never from a campaign's folder.
+The oracle is an argument: none is ever read from a campaign's folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stochflow.design.campaign import Campaign
 from stochflow.design.generate import child, random_texts
 from stochflow.design.settings import Ask
 from stochflow.design.space import Space, make_synthesis
-from stochflow.design.store import as_json, write
+from stochflow.design.store import as_csv, as_json, read_csv, write
 from stochflow.errors import UserError
 
 Oracle = Callable[[list[str]], Any]
@@ -34,7 +34,7 @@ class Simulated:
 
 
 def simulate(source: Campaign, oracle: Oracle, out: str | os.PathLike[str], rounds: int, how: Ask) -> Simulated:
-    """Play `rounds` rounds in a copy of the campaign; the first data stay as they were measured."""
+    """Play `rounds` rounds in a copy of the campaign, from all that was measured so far."""
     settings = source.settings
     if len(settings.columns) != 1:
         raise UserError(
@@ -99,12 +99,15 @@ class _Maker:
 
 
 def _copy(source: Campaign, out: Path) -> Campaign:
-    """The settings and first measurements in a folder of their own; the campaign itself is not touched."""
+    """The settings and all measurements in a folder of their own, as its round 0; the campaign itself is not touched."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty: choose another --out for the dry run")
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("measured", "sources"):
-        shutil.copytree(source.path / name, out / name)
+    shutil.copytree(source.path / "sources", out / "sources")
+    (out / "measured").mkdir()
+    for file in source.store.recordings():  # ids of earlier rounds are those that the played rounds will give
+        rows = [{**row, "id": f"before {row['id']}", "round": 0} for row in read_csv(file)]
+        write(out / "measured" / file.name, as_csv(rows))
     (out / "rounds").mkdir()
     if source.settings.rules:
         shutil.copy(source.path / "rules.toml", out / "rules.toml")
