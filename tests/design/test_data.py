@@ -57,12 +57,30 @@ def test_semicolons_decimal_commas_and_lower_case_are_read(tmp_path):
         ("n,m", ["1,2", "2,3"], "sequences"),
         ("seq,y,y", [f"{r},1" for r in rows()], "two columns"),
         ("seq,y", [], "no rows"),
+        (rows()[0], rows()[1:], "which are no names"),
+        ("seq,y", [*rows(), "", "", "ACGTTTTT,0.5 nM"], "line 13 of"),
+        ("seq,y", ['"ACGT\nACGT",0.5', *rows(), "ACGTTTTT,0.5 nM"], "line 13 of"),
     ],
 )
 def test_each_mistake_is_one_sentence(tmp_path, header, lines, said):
     with pytest.raises(UserError, match=said) as caught:
         enough(read_data(table(tmp_path, [header, *lines])))
     assert "\n" not in str(caught.value)
+
+
+def test_a_spreadsheets_own_line_and_its_errors_are_understood(tmp_path):
+    values = ["#N/A", "#DIV/0!", *[f"{0.1 * (7 * i % 10):.1f}" for i in range(2, 9)]]
+    lines = ["sep=;", "well;seq;y", *[f"A{i};{r}" for i, r in enumerate(rows(values), 1)], "A10;;", "A11;ACGTAAAC;0.5"]
+    found = read_data(table(tmp_path, [line.replace(",", ";") + "\r" for line in lines]))
+    assert found.sequences == [*GOOD[2:], "ACGTAAAC"]
+    assert found.notes[-1] == "3 of 11 rows have no value and are left out"
+    assert found.ids[-1] == "row 13"
+
+
+def test_letters_are_read_in_the_case_of_their_alphabet(tmp_path):
+    lines = ["seq,y", *[r.lower() for r in rows()]]
+    assert read_data(table(tmp_path, lines), alphabet="ACGT").sequences == GOOD
+    assert read_data(table(tmp_path, lines), alphabet="acgt").sequences == [t.lower() for t in GOOD]
 
 
 def test_a_column_made_from_another_is_named(tmp_path):

@@ -194,11 +194,11 @@ def _new(words: list[str]) -> int:
         minimise=minimise,
         alphabet=asked.alphabet,
         lengths=asked.length,
-        wild_type=asked.wild_type.upper(),
+        wild_type=asked.wild_type,
         rules="" if asked.rules is None else str(asked.rules),
         rules_approximate=asked.rules_approximate,
         replicates=asked.replicates,
-        noise=_noise(asked),
+        noise=_noise(asked, [c.name for c in columns]),
         seed=asked.seed,
     )
     made = Campaign.new(asked.campaign, asked.data, about)
@@ -254,7 +254,7 @@ def _by_name(flag: str, words: tuple[str, ...], names: list[str]) -> dict[str, f
     return found
 
 
-def _noise(asked: New) -> Any:
+def _noise(asked: New, columns: list[str]) -> Any:
     from stochflow.design.settings import Noise
 
     if not asked.noise:
@@ -277,8 +277,7 @@ def _noise(asked: New) -> Any:
     from stochflow.design.data import read_data
     from stochflow.worlds.channels import Confusion
 
-    found = read_data(asked.data, asked.sequence, [n for n in asked.value if n], asked.alphabet)
-
+    found = read_data(asked.data, asked.sequence, columns, asked.alphabet)
     table = Confusion(asked.noise, alphabet=found.alphabet).table.tolist()
     return Noise("table", 0.0, tuple(tuple(row) for row in table), asked.insertion, asked.deletion)
 
@@ -286,6 +285,7 @@ def _noise(asked: New) -> Any:
 def _propose(words: list[str]) -> int:
     asked = parsed(Propose, words, prog="stochflow design propose")
     from stochflow.design.campaign import Campaign, fasta
+    from stochflow.design.page import held_together
     from stochflow.design.settings import Ask
     from stochflow.design.store import as_csv, as_json
 
@@ -308,6 +308,8 @@ def _propose(words: list[str]) -> int:
         print(
             f"{part['column']}: {part['chosen']}, rank correlation {best['rank_correlation']:.2f} on held-out groups ({best['groups']} groups of {best['rows']} sequences)"
         )
+        if held_together(part):
+            print(f"  {held_together(part)}")
         for level, q in part["quantiles"].items():
             if q is None:
                 print(f"  too few groups for a {float(level):.0%} interval, so none is given")
@@ -330,16 +332,19 @@ def _record(words: list[str]) -> int:
     from stochflow.design.campaign import Campaign
 
     campaign = Campaign.open(asked.campaign)
-    for sentence in campaign.tell(asked.measured, asked.again).sentences():
+    told = campaign.tell(asked.measured, asked.again)
+    for sentence in told.sentences():
         print(sentence)
     for name, found in campaign.best().items():
         print(f"best {name} so far: {found['value']:.4g} ({found['sequence'][:60]})")
-    for entry in campaign.history()[-1:]:
+    for entry in campaign.history():
+        if entry["round"] not in told.rounds:
+            continue
         for name, about in entry["columns"].items():
             for level in (80, 95):
                 if f"covered{level}" in about:
                     print(
-                        f"{name}: {about[f'covered{level}']:.0%} of {about[f'covered{level}_of']} measured designs lay in their {level} % interval"
+                        f"{name}, round {entry['round']}: {about[f'covered{level}']:.0%} of {about[f'covered{level}_of']} measured designs lay in their {level} % interval"
                     )
     return 0
 

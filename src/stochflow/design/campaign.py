@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from stochflow.design.data import MOST, Data, Measured, enough, pooled, read_data
+from stochflow.design.data import MOST, Data, Measured, enough, pooled, read_data, spelt
 from stochflow.design.objectives import Column
 from stochflow.design.records import Told, joined_rows, taken_in
 from stochflow.design.settings import Ask, Noise, Replicates, Settings
@@ -221,7 +221,7 @@ def _settings(found: Data, about: About, columns: Sequence[Column]) -> Settings:
     low, high = about.lengths or (min(sizes), max(sizes))
     if not 1 <= low <= high:
         raise UserError(f"--length {low} {high} must be two numbers from 1 on, the smaller one first")
-    wild = about.wild_type
+    wild = spelt(about.wild_type.strip(), found.alphabet)
     if wild and not set(wild) <= set(found.alphabet):
         raise UserError(
             f"the wild type {wild[:30]!r} has letters that are not among {found.alphabet}: write it as the data are written"

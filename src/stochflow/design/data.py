@@ -22,7 +22,7 @@ from stochflow.files.reading import MB, read_unpacked
 ALPHABETS = {"DNA": "ACGT", "RNA": "ACGU", "protein": "ACDEFGHIKLMNPQRSTVWY"}
 MOST = 256 * MB  # of a table that is read
 LEAST = 8  # different measured sequences that a model can be fitted to
-MISSING = frozenset("na n/a nan none null - -- nd n.d. failed fail error missing ?".split()) | {""}
+MISSING = frozenset("na n/a nan none null - -- nd n.d. failed fail error missing ? #n/a #div/0! #value!".split()) | {""}
 SEQUENCE_NAMES = "sequence seq dna rna protein peptide variant design construct oligo insert".split()
 VALUE_NAMES = "value y score activity fitness measurement signal target response affinity yield".split()
 BESIDE = frozenset("id name well plate row column col round replicate rep index no nr number date made".split())
@@ -36,14 +36,15 @@ class Table:
     path: str
     names: list[str]
     rows: list[list[str]]
+    lines: list[int]  # where each row ends in the file
     decimal_comma: bool = False
 
     def column(self, name: str) -> list[str]:
         return [row[self.names.index(name)] for row in self.rows]
 
     def line(self, row: int) -> str:
-        """Where a row stands, as an editor counts: the header is line 1."""
-        return f"line {row + 2} of {self.path}"
+        """Where a row stands, as an editor counts, blank lines included."""
+        return f"line {self.lines[row]} of {self.path}"
 
 
 @dataclass(frozen=True)
@@ -70,27 +71,29 @@ def read_table(path: str | os.PathLike[str]) -> Table:
         raise UserError(f"{path} is not UTF-8 text: save it as CSV in UTF-8") from None
     if "\0" in text:
         raise UserError(f"{path} is not plain text: save it as CSV in UTF-8")
-    head = text.partition("\n")[0]
-    mark = max(",;\t", key=head.count)
+    head, _, rest = text.partition("\n")
+    told = re.fullmatch(r"sep=([,;\t])\r?", head)  # a spreadsheet's own line before the header
+    mark = told[1] if told else max(",;\t", key=head.count)
+    reader = csv.reader(io.StringIO(rest if told else text), delimiter=mark)
     try:
-        lines = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), delimiter=mark)]
+        read = [(reader.line_num + bool(told), [cell.strip() for cell in row]) for row in reader]
     except csv.Error as error:
         raise UserError(f"{path} cannot be read as CSV ({error}): save it again as CSV") from None
-    lines = [row for row in lines if any(row)]
-    if len(lines) < 2:
+    read = [(line, row) for line, row in read if any(row)]
+    if len(read) < 2:
         raise UserError(f"{path} has no rows under its header: give a CSV of sequences and measured values")
-    names, rows = lines[0], lines[1:]
+    names, rows, lines = read[0][1], [row for _, row in read[1:]], [line for line, _ in read[1:]]
     twice = sorted({n for n in names if names.count(n) > 1 and n})
     if twice:
         raise UserError(f'{path} has two columns named "{twice[0]}": give each a name of its own')
     for i, row in enumerate(rows):
         if len(row) > len(names) and any(row[len(names) :]):
             raise UserError(
-                f"line {i + 2} of {path} has {len(row)} cells, but the header has {len(names)}: quote cells that hold a {mark!r}"
+                f"line {lines[i]} of {path} has {len(row)} cells, but the header has {len(names)}: quote cells that hold a {mark!r}"
             )
     rows = [[*row, *[""] * len(names)][: len(names)] for row in rows]
     comma = mark != "," and any(re.fullmatch(r"-?\d+,\d+", c) for row in rows for c in row)
-    return Table(str(path), names, rows, comma)
+    return Table(str(path), names, rows, lines, comma)
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
@@ -106,12 +109,8 @@ def read_data(
     sequence: str = "",
     values: Sequence[str] = (),
     alphabet: str = "",
-    optional: bool = False,
 ) -> Data:
-    """The measured sequences of a CSV file. Columns that are not named are guessed where one reading alone is possible.
-
-    `optional`: rows without any value are kept (a plate on which every well failed can be recorded).
-    """
+    """The measured sequences of a CSV file. Columns that are not named are guessed where one reading alone is possible."""
     table = read_table(path)
     at = _sequence_column(table, sequence)
     columns = _value_columns(table, at, list(values))
@@ -122,13 +121,13 @@ def read_data(
         notes.append(f'values are read from the column "{columns[0]}"')
     texts = table.column(at)
     figures = np.array([[_value(table, i, c) for c in columns] for i in range(len(texts))]).reshape(len(texts), -1)
-    if any(t != t.upper() for t in texts) and not alphabet:
-        texts = [t.upper() for t in texts]
+    as_read, texts = texts, [spelt(t, alphabet) for t in texts]
+    if texts != as_read:
         notes.append("lower-case letters are read as upper-case ones")
-    empty = [i for i, t in enumerate(texts) if t.lower() in MISSING]
+    used = [i for i in range(len(texts)) if not np.isnan(figures[i]).all()]
+    empty = [i for i in used if texts[i].lower() in MISSING]
     if empty:
         raise UserError(f'{table.line(empty[0])} has no sequence in the column "{at}": fill it in or delete the row')
-    used = [i for i in range(len(texts)) if optional or not np.isnan(figures[i]).all()]
     if len(used) < len(texts):
         notes.append(f"{len(texts) - len(used)} of {len(texts)} rows have no value and are left out")
     if not used:
@@ -136,9 +135,13 @@ def read_data(
     for c, name in enumerate(columns):
         _not_a_count(figures[used, c], name, table)
     letters = alphabet or guess_alphabet([texts[i] for i in used], [table.line(i) for i in used])
+    if NUMBER.fullmatch(columns[0].replace(",", ".")) and set(spelt(at, letters)) <= set(letters):
+        raise UserError(
+            f"{table.path} begins with {at[:30]} and {columns[0]}, which are no names: add a first line with the names of the columns"
+        )
     check_letters([texts[i] for i in used], letters, [table.line(i) for i in used])
     named = next((n for n in table.names if n.lower() in ("id", "name")), None)
-    ids = table.column(named) if named else [f"row {i + 2}" for i in range(len(texts))]
+    ids = table.column(named) if named else [f"row {line}" for line in table.lines]
     return Data([ids[i] for i in used], [texts[i] for i in used], columns, figures[used], letters, notes)
 
 
@@ -278,6 +281,11 @@ def guess_alphabet(texts: Sequence[str], where: Sequence[str] | None = None) -> 
         f"{where[odd]} has the letter {letter!r} ({texts[odd][:30]}), which is not {most}, as most rows are: "
         "mend or delete it, or name all letters with --alphabet"
     )
+
+
+def spelt(text: str, alphabet: str) -> str:
+    """The text in the case of its alphabet: upper-case, unless the alphabet has lower-case letters of its own."""
+    return text.upper() if alphabet == alphabet.upper() else text
 
 
 def check_letters(texts: Sequence[str], alphabet: str, where: Sequence[str] | None = None) -> None:

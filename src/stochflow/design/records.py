@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stochflow.design.data import MISSING, Table, check_letters, number, read_table
+from stochflow.design.data import MISSING, Table, check_letters, number, read_table, spelt
 from stochflow.design.settings import Settings
 from stochflow.design.store import FAILED, OK, Row
 from stochflow.errors import UserError, did_you_mean
@@ -25,6 +25,7 @@ class Told:
     extra: int = 0  # sequences that no round proposed
     repeats: int = 0  # wells whose sequence occurs before, in the file or in the campaign
     open: int = 0  # proposed designs that are still without a value
+    rounds: set[int] = field(default_factory=set)  # whose designs it has values of
     notes: list[str] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
@@ -48,8 +49,8 @@ def taken_in(
     table = _table(source, content)
     columns = [c.name for c in settings.columns]
     lower = {n.lower(): n for n in table.names}
-    named, spelt, made_as = lower.get("id"), _sequence_name(settings, table, lower), lower.get("made")
-    if named is None and spelt is None:
+    named, of, made_as = lower.get("id"), _sequence_name(settings, table, lower), lower.get("made")
+    if named is None and of is None:
         raise UserError(
             f"{source} has neither an id nor a sequence column: keep one of those of proposal.csv beside the values"
         )
@@ -61,13 +62,11 @@ def taken_in(
     told, rows, met = Told(), [], set(seen)
     if len(there) < len(columns):
         told.notes.append(f"no values of {', '.join(c for c in columns if c not in there)} in this file")
-    by_sequence: dict[str, Row] = {}
-    for row in designs.values():
-        by_sequence.setdefault(row["sequence"], row)
+    by_sequence = {row["sequence"]: row for row in designs.values()}  # the latest round that ordered it
     for i in range(len(table.rows)):
         cell = dict(zip(table.names, table.rows[i], strict=True))
         key = cell.get(named, "") if named else ""
-        text = cell.get(spelt, "").upper() if spelt else ""
+        text = spelt(cell.get(of, ""), settings.alphabet) if of else ""
         design = designs.get(key) or (by_sequence.get(text) if text else None)
         where = table.line(i)
         if design is not None and text and text != design["sequence"]:
@@ -83,7 +82,7 @@ def taken_in(
             told.extra += 1
         values = {c: _number(table, i, c, cell[c]) for c in there}
         ordered = text if design is None else design["sequence"]
-        made = cell.get(made_as, "").upper() if made_as else ""
+        made = spelt(cell.get(made_as, ""), settings.alphabet) if made_as else ""
         if made:
             check_letters([made], settings.alphabet, [where])
         failed = all(v is None for v in values.values())
@@ -92,6 +91,7 @@ def taken_in(
         told.repeats += not failed and ordered in met
         if not failed:
             met.add(ordered)
+            told.rounds |= {design["round"]} if design else set()
         kept: Row = {"id": design["id"] if design else key or f"extra {i + 2}", "sequence": ordered}
         kept |= {"round": design["round"] if design else "", "status": FAILED if failed else OK}
         kept |= {c: values.get(c) for c in columns}
@@ -119,7 +119,7 @@ def _table(source: str, content: bytes) -> Table:
             table = read_table(file)
         except UserError as error:
             raise UserError(str(error).replace(str(file), source)) from None
-    return Table(source, table.names, table.rows, table.decimal_comma)
+    return replace(table, path=source)
 
 
 def _number(table: Table, row: int, name: str, text: str) -> float | None:
