@@ -152,6 +152,44 @@ def test_what_comes_back_odd_is_said_in_words(lab, tmp_path):
         campaign.tell(file)
 
 
+def test_a_late_recording_tells_of_the_round_that_it_belongs_to(lab, tmp_path, capsys):
+    campaign = Campaign.new(tmp_path / "plates", lab)
+    early, late = campaign.ask(8, QUICK), campaign.ask(8, QUICK)
+    assert main(["design", "record", str(campaign.path), str(measured(tmp_path, early))]) == 0
+    assert "activity, round 1: " in capsys.readouterr().out
+    both = measured(tmp_path, [*early[:1], *late], "both.csv")
+    assert main(["design", "record", str(campaign.path), str(both)]) == 0
+    said = capsys.readouterr().out
+    assert "round 1: " in said
+    assert "of 8 measured designs" in said.split("round 2: ")[1]
+
+
+def test_letters_in_lower_case_are_the_campaigns_own(tmp_path):
+    lines = [f"{t.lower()},{score(t) + 0.01 * (i % 3)}" for i, t in enumerate(TEXTS)]
+    (tmp_path / "lab.csv").write_text("\n".join(["seq,activity", *lines]) + "\n")
+    upper = Campaign.new(tmp_path / "upper", tmp_path / "lab.csv", About(wild_type="aacgta"))
+    assert upper.settings.wild_type == "AACGTA"
+    lower = Campaign.new(tmp_path / "lower", tmp_path / "lab.csv", About(alphabet="acgt"))
+    text = lower.ask(3, QUICK)[0]["sequence"]
+    assert lower.tell([{"sequence": text, "activity": 0.5}]).extra == 0
+    assert upper.tell([{"sequence": text, "activity": 0.5}]).extra == 1
+    assert text.upper() in upper.measured().sequences
+
+
+def test_intervals_are_for_one_measurement_where_the_data_are_means_of_repeats(tmp_path):
+    """Four repeats with a large error: the mean hides half of it, and single new values must still lie inside."""
+    dice = np.random.default_rng(2)
+    lines = [f"{t},{t.count('G') + 2 * dice.normal():.4f}" for t in TEXTS for _ in range(4)]
+    (tmp_path / "lab.csv").write_text("\n".join(["seq,activity", *lines]) + "\n")
+    campaign = Campaign.new(tmp_path / "plates", tmp_path / "lab.csv")
+    rows = campaign.ask(90, QUICK)
+    figures = campaign.model_figures()[0]
+    assert figures["repeat_noise"] == pytest.approx(2, rel=0.2)
+    values = [{"id": r["id"], "activity": r["sequence"].count("G") + 2 * dice.normal()} for r in rows]
+    campaign.tell(values)
+    assert 0.7 < campaign.history()[1]["columns"]["activity"]["covered80"] < 0.95
+
+
 def test_values_of_what_was_made_count_for_what_was_made(lab, tmp_path):
     campaign = Campaign.new(tmp_path / "plates", lab)
     rows = campaign.ask(4, QUICK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stochflow.design.validation import calibrate, coverage, folds_of, group_quantile, groups_of
+from stochflow.design.validation import calibrate, coverage, folds_of, group_quantile, grouped, groups_of
 
 
 def test_near_identical_sequences_are_one_group():
@@ -24,6 +24,20 @@ def test_many_sequences_are_grouped_as_one_by_one():
             founders.append(text)
             near = [len(founders) - 1]
         assert group == near[0]
+
+
+def test_a_library_around_a_parent_is_grouped_by_what_is_more_alike():
+    """Single mutants of 40 letters: those that change the same position differ in one letter, and stay together."""
+    parent = "ACDEFGHIKL" * 4
+    texts = [parent[:i] + c + parent[i + 1 :] for i in range(0, 40, 4) for c in "WYV"]
+    assert len(set(groups_of(texts))) == 1
+    groups, identity = grouped(texts)
+    assert identity == pytest.approx(1 - 1 / 40)
+    assert groups.tolist() == [i for i in range(10) for _ in range(3)]
+    far = ["".join(np.random.default_rng(i).choice(list("ACGT"), 20)) for i in range(9)]
+    assert grouped(far)[1] == 0.8
+    groups, identity = grouped(["AAAA", "AAAC", "AAAG", "AAAT"])
+    assert (groups.tolist(), identity) == ([0, 1, 2, 3], 1.0)
 
 
 def test_folds_keep_groups_whole_and_even():

@@ -49,6 +49,28 @@ def test_every_order_meets_the_rules(lab, tmp_path, monkeypatch, capsys):
             assert not any(3 * c in text for c in "ACGT")
 
 
+def test_what_rules_cost_a_batch_and_a_control_is_said(lab, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules.toml").write_text("[edits]\nmost = 1\n\n[homopolymer]\nlongest = 2\n")
+    words = ["design", "new", "plates", "--data", "lab.csv", "--value", "y", "--wild-type", "aaacgta"]
+    assert main([*words, "--rules", "rules.toml"]) == 0
+    words = ["design", "propose", "plates", "--batch", "40", "--model", "ridge", "--controls", "wild-type"]
+    capsys.readouterr()
+    assert main([*words, "--max-distance", "7"]) == 0
+    said = capsys.readouterr().out
+    assert "of the 39 designs asked for" in said
+    assert "of 16,384 strings meet the rules" in said.split("of the 39 designs asked for")[1].splitlines()[0]
+    assert "the control: wild-type AAACGTA does not meet the rules (no letter more than 2 times in a row)" in said
+
+
+def test_noise_by_table_does_not_need_the_columns_named_twice(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "noise.csv").write_text(
+        "," + "A,C,G,T\n" + "".join(f"{a},{','.join('1' if a == b else '0' for b in 'ACGT')}\n" for a in "ACGT")
+    )
+    assert main(["design", "new", "plates", "--data", "lab.csv", "--maximise", "y", "--noise", "noise.csv"]) == 0
+
+
 @pytest.mark.parametrize("kind", ["slip", "neighbour"])
 def test_the_expectation_of_listed_orders_is_exact(kind):
     """Position by position against every pair of strings, by the probability that the synthesis itself gives."""

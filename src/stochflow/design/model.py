@@ -30,6 +30,9 @@ class ColumnModel:
     fitted: Fitted
     texts: list[str]  # rows that were cross-validated
     rows: int  # rows that it was fitted to
+    identity: float  # share of equal letters from which sequences were held out together; 1: each by itself
+    repeat_noise: float  # standard deviation of one measurement by its repeats, NaN without any
+    single_noise: float  # what the mean of repeats hides of it: a new well is measured once
 
     @property
     def best(self) -> Checked:
@@ -71,6 +74,8 @@ class Model:
             "rows": part.rows,
             "considered": [c.figures() for c in part.checked],
             "noise": best.calibration.noise,
+            "repeat_noise": part.repeat_noise,
+            "identity": part.identity,
             "stretch": best.calibration.stretch,
             "quantiles": widths,
             "coverage": cover,
@@ -95,16 +100,17 @@ def fit(measured: Measured, names: Sequence[str], features: Features, kind: str 
         there = np.flatnonzero(~np.isnan(measured.values[:, c]))
         texts = [measured.sequences[i] for i in there]
         y = measured.values[there, c]
-        groups = validation.groups_of(texts)
-        if len(np.unique(groups)) < validation.FOLDS:  # a library around one parent: rows are all there is to hold out
-            groups = np.arange(len(texts))
+        groups, identity = validation.grouped(texts)
         x = features(features.tokens(texts))
         some = np.arange(len(y))
         if len(y) > validation.MOST:
             some = np.sort(np.random.default_rng(seed).permutation(len(y))[: validation.MOST])
         checked = validation.choose(kinds, x[torch.from_numpy(some)], y[some], groups[some], seed)
         fitted = surrogate(checked[0].name).fit(x, y, groups, seed)
-        parts.append(ColumnModel(name, checked, fitted, [texts[i] for i in some], len(y)))
+        noise = float(measured.noise[c])
+        hidden = noise * math.sqrt(1 - float((1 / measured.counts[there, c]).mean())) if math.isfinite(noise) else 0.0
+        kept = [texts[i] for i in some]
+        parts.append(ColumnModel(name, checked, fitted, kept, len(y), identity, noise, hidden))
     return Model(features, parts, seed)
 
 

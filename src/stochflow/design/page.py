@@ -16,6 +16,7 @@ from stochflow.design.campaign import Campaign
 from stochflow.design.objectives import hypervolume, pareto
 from stochflow.design.page_template import PAGE, ROWS, STYLE
 from stochflow.design.store import FAILED, OK, Row, read_json
+from stochflow.design.validation import IDENTITY
 from stochflow.errors import UserError
 from stochflow.files.reading import shown
 from stochflow.look.report.drawing import Panel, owned
@@ -152,8 +153,8 @@ def _batch(page: Page, campaign: Campaign, folder: Path) -> None:
     reference = "the wild type" if s.wild_type else "the nearest measured sequence"
     page.marks = f"Underlined letters differ from {reference}. Distance: letters to the nearest measured sequence. Intervals hold 80 % of held-out groups."
     if s.noise:
-        page.marks += " Exact: the chance that the order comes out as written; predictions are expected values of what is made, and below the chance stands their 10 % quantile."
-    page.rules = f"All designs meet the rules: {done.get('space')}." if s.rules else ""
+        page.marks += f" Exact: the chance that the order comes out as written; predictions are expected values of what is made{_how_expected(done)}, and below the chance stands their 10 % quantile."
+    page.rules = f"All new designs meet the rules: {done.get('space')}." if s.rules else ""
     page.notes = [n for n in done.get("notes", []) if "of the" in n and "designs asked for" in n]
     page.law = [n for n in done.get("notes", []) if n not in page.notes]
     made = [_design(row, campaign, values) for row in rows]
@@ -174,6 +175,11 @@ def _batch(page: Page, campaign: Campaign, folder: Path) -> None:
     apart = gap[np.triu_indices(len(texts), 1)]
     if len(apart):
         page.batch_words = f"{len(texts)} new designs in {len(set(clusters))} clusters; any two differ in at least {int(apart.min())} letters, on average in {apart.mean():.1f}."
+
+
+def _how_expected(done: dict[str, Any]) -> str:
+    makings = done.get("makings")
+    return f" (the mean of {makings} simulated makings)" if makings else ""
 
 
 def _measured_by_id(campaign: Campaign) -> dict[str, Row]:
@@ -295,7 +301,21 @@ def _in_words(part: dict[str, Any]) -> str:
         if missing
         else ""
     )
-    return f"{part['column']}: the model ({part['chosen']}, fitted to {part['rows']} sequences) {how} (rank correlation {size} on {best['groups']} held-out groups).{short}"
+    alike, noise = held_together(part), part.get("repeat_noise")
+    said = f" {alike[0].upper()}{alike[1:]}." if alike else ""
+    if noise is not None:
+        said += f" One measurement has a standard deviation of {noise:.3g}, by those that were repeated."
+    return f"{part['column']}: the model ({part['chosen']}, fitted to {part['rows']} sequences) {how} (rank correlation {size} on {best['groups']} held-out groups).{short}{said}"
+
+
+def held_together(part: dict[str, Any]) -> str:
+    """What was held out together where the sequences are more alike than usual; empty otherwise."""
+    identity = part.get("identity", IDENTITY)
+    if identity == IDENTITY:
+        return ""
+    if identity == 1:
+        return "the sequences are too alike for groups, so each was held out by itself, and intervals are for sequences as near to known ones"
+    return f"the sequences are alike, so only those equal in {identity:.0%} of their letters were held out together, and intervals are for sequences as near to known ones"
 
 
 # progress -------------------------------------------------------------------------------------------------------

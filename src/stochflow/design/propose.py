@@ -51,13 +51,19 @@ def propose(
     believed = Believed(model, space, settings, seed)
     scale = Scale.of(settings.columns, known.measured.values)
     order = _by_utility(settings, scale, known.measured)
-    fixed = _controls(settings, space, known.measured, order, ask)
+    fixed = _controls(settings, known.measured, order, ask)
     wanted = ask.batch - len(fixed)
     excluded = {*known.measured.sequences, *known.pending, *known.failed, settings.wild_type}
     start = [known.measured.sequences[i] for i in order[:256]]
     taken: list[str] = []
     made: list[tuple[str, Plan, str, float]] = []
-    notes: list[str] = []
+    notes = [
+        f"the {role} {text[:30]} does not meet the rules ({', '.join(space.broken(text))}), but is ordered as it is"
+        for text, role in fixed
+        if space.broken(text)
+    ]
+    if believed.simulated:
+        notes.append(f"what is expected of an order is the mean over {believed.simulated} simulated makings")
     distances: list[int] = []
     plans = _plans(settings, ask, wanted, seed)
     every, contexts = _goals(settings, plans, seed)
@@ -71,7 +77,8 @@ def propose(
         part, dropped = _within(part, known.measured.sequences, limit)
         chosen = batches.spread(part.texts, part.value, plan.count, ask.min_distance, excluded | set(taken), taken)
         chosen.lost[f"are more than {limit} letters from every measured sequence"] = dropped
-        notes += [*part.notes, *([chosen.sentence(len(part.texts) + dropped)] if chosen.short else [])]
+        left = f"; {space.summary}" if space.rules is not None else ""
+        notes += [*part.notes, *([chosen.sentence(len(part.texts) + dropped) + left] if chosen.short else [])]
         distances.append(chosen.distance)
         for i in chosen.chosen:
             made.append((part.texts[i], plan, part.source[i], float(part.value[i])))
@@ -91,6 +98,7 @@ def propose(
         "min_distance": min(distances),
         "max_distance": limit,
         "orders_exact": believed.exact,
+        "makings": believed.simulated,
         "space": space.summary,
         "notes": list(dict.fromkeys(notes)),
     }
@@ -170,9 +178,7 @@ def _scorer(settings: Settings, scale: Scale, believed: Believed, plan: Plan, as
 # controls -------------------------------------------------------------------------------------------------------
 
 
-def _controls(
-    settings: Settings, space: Space, measured: Measured, order: np.ndarray, ask: Ask
-) -> list[tuple[str, str]]:
+def _controls(settings: Settings, measured: Measured, order: np.ndarray, ask: Ask) -> list[tuple[str, str]]:
     """(sequence, role) of the wells that hold known sequences."""
     found: list[tuple[str, str]] = []
     for name in ask.controls:
@@ -207,7 +213,8 @@ def fixed_rows(fixed: Sequence[tuple[str, str]], believed: Believed, settings: S
 def _add_predictions(rows: list[Row], texts: Sequence[str], believed: Believed, settings: Settings) -> None:
     """Predicted mean of every column, with the interval at each level that there are groups enough for.
 
-    Where orders come out wrong, an interval is for the value of one making: its width grows by the spread of what is made.
+    An interval is for one measurement of one making: where the data are means of repeats, its width grows by what these hide,
+    and where orders come out wrong, by the spread of what is made.
     """
     single = len(settings.columns) == 1
     made = believed.makings(texts) if believed.synthesis is not None else None
@@ -216,9 +223,8 @@ def _add_predictions(rows: list[Row], texts: Sequence[str], believed: Believed, 
     ):
         suffix = "" if single else f"_{column.name}"
         calibration = part.best.calibration
-        own = p.sd / max(calibration.stretch, 1e-12)  # `width` stretches it
-        if made is not None:  # the spread in units of the calibrated width
-            own = np.sqrt(own**2 + (made[c][1] / max(calibration.stretch, 1e-12)) ** 2)
+        spread = part.single_noise if made is None else np.hypot(part.single_noise, made[c][1])
+        own = np.hypot(p.sd, spread) / max(calibration.stretch, 1e-12)  # `width` stretches it
         ends = {level: calibration.interval(p.mean, own, level) for level in calibration.quantiles}
         for i, row in enumerate(rows):
             row[f"predicted{suffix}"] = float(p.mean[i])

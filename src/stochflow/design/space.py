@@ -98,6 +98,11 @@ class Believed:
         else:
             self._orders, self.exact = Orders(model, self.synthesis, seed=seed), False
 
+    @property
+    def simulated(self) -> int:
+        """How many makings of each order its expected value is the mean of; 0: it is exact."""
+        return 0 if self._orders is None else self._orders.makings
+
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         if self._table is not None:
             at = np.array([self._index[t] for t in texts], dtype=np.int64)

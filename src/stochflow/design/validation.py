@@ -55,6 +55,20 @@ def groups_of(texts: Sequence[str], identity: float = IDENTITY) -> np.ndarray:
     return found
 
 
+def grouped(texts: Sequence[str], least: int = FOLDS) -> tuple[np.ndarray, float]:
+    """Group numbers [N] of at least so many groups, and the identity from which sequences are one group.
+
+    A library around one or a few parents has fewer groups at `IDENTITY`: then only what is more alike is held together, down to
+    sequences that differ in one letter; where even that leaves too few, each sequence is a group, and the identity is 1.
+    """
+    one_letter = 1 - 1 / max(map(len, texts))
+    for identity in sorted({IDENTITY, *(x for x in (0.9, 0.95, one_letter) if x > IDENTITY)}):
+        found = groups_of(texts, identity)
+        if len(np.unique(found)) >= least:
+            return found, identity
+    return np.arange(len(texts)), 1.0
+
+
 def folds_of(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
     """[N] fold numbers: whole groups, the largest first, each into the fold that is smallest so far."""
     names, sizes = np.unique(groups, return_counts=True)
