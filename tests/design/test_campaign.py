@@ -199,6 +199,33 @@ def test_values_of_what_was_made_count_for_what_was_made(lab, tmp_path):
     assert rows[0]["sequence"] not in campaign.pending()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--alphabet", "AACGT"], "each once"),
+        (["--insertion", "2"], "rate of insertions is 2.0"),
+        (["--noise", "slip:1.5"], "must give a probability"),
+        (["--length", "6", "20000"], "from 1 to 10000"),
+        (["--length", "9", "6"], "the smaller one first"),
+        (["--wild-type", "ACGU"], "letters that are not among ACGT"),
+    ],
+)
+def test_what_a_campaign_cannot_be_made_with_is_named(lab, tmp_path, words, said, capsys):
+    assert main(["design", "new", str(tmp_path / "plates"), "--data", str(lab), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "plates" / "campaign.json").exists()
+
+
+def test_what_is_known_of_repeats_and_directions_is_said(tmp_path, capsys):
+    lines = [f"{t},{score(t) + shift}" for t in TEXTS[:20] for shift in (0, 0.1)]
+    (tmp_path / "lab.csv").write_text("\n".join(["seq,activity", *lines]) + "\n")
+    assert main(["design", "new", str(tmp_path / "plates"), "--data", str(tmp_path / "lab.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "20 of them were measured more than once (taken as their mean)" in said
+    assert "standard deviation of 0.0707" in said
+    assert "say --minimise where less is" in said
+
+
 def test_the_folder_is_refused_where_it_is_not_one(lab, tmp_path):
     Campaign.new(tmp_path / "plates", lab)
     with pytest.raises(UserError, match="already holds a campaign"):

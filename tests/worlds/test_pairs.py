@@ -144,6 +144,8 @@ def test_columns_are_found_or_named(tmp_path):
     with pytest.raises(UserError, match='no column "ordered" but id, design, read: name the right one with --ordered'):
         read_pairs(path)
     assert read_pairs(path, "design", "read") == (["ACGT"], ["ACGT"])
+    path.write_bytes("\ufeffSequenced;Ordered\r\nACT;ACGT\r\n".encode())
+    assert read_pairs(path) == (["ACGT"], ["ACT"])
     path.write_text("ordered,sequenced\nACGT\n")
     with pytest.raises(UserError, match="line 2"):
         read_pairs(path)

@@ -208,9 +208,16 @@ def _new(words: list[str]) -> int:
         print(f"  {note}")
     lengths = f"{s.min_length}" if s.min_length == s.max_length else f"{s.min_length} to {s.max_length}"
     print(f"  {len(m.sequences)} different sequences over {s.alphabet}, designs of length {lengths}")
-    for column in s.columns:
+    for c, column in enumerate(s.columns):
         found = made.best(m)[column.name]
         print(f"  {column.describe()}; best so far {found['value']:.4g} ({found['sequence'][:60]})")
+        repeated = int((m.counts[:, c] > 1).sum())
+        if repeated:
+            print(
+                f"  {repeated} of them were measured more than once (taken as their {s.replicates}): one measurement has a standard deviation of {m.noise[c]:.3g}"
+            )
+    if not asked.maximise and not asked.minimise:
+        print("  more is taken as better: say --minimise where less is")
     if s.noise is not None:
         print(f"  the synthesiser errs: {s.noise.describe()}")
     print(f"next: stochflow design propose {made.path} --batch 96")
@@ -315,7 +322,7 @@ def _propose(words: list[str]) -> int:
                 print(f"  too few groups for a {float(level):.0%} interval, so none is given")
     for note in campaign.notes:
         print(note)
-    print(f"{len(rows)} wells:")
+    print(f"{len(rows)} well{'s' if len(rows) > 1 else ''}:")
     for row in rows[:5]:
         print(f"  {row['well']:<4} {row['id']}  {row['sequence'][:60]}  {row['reason']}")
     if len(rows) > 5:

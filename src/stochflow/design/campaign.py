@@ -19,7 +19,7 @@ import numpy as np
 from stochflow.design.data import MOST, Data, Measured, enough, pooled, read_data, spelt
 from stochflow.design.objectives import Column
 from stochflow.design.records import Told, joined_rows, taken_in
-from stochflow.design.settings import Ask, Noise, Replicates, Settings
+from stochflow.design.settings import LONGEST, Ask, Noise, Replicates, Settings
 from stochflow.design.store import FAILED, OK, Row, Store, as_csv, as_json, locked, read_json
 from stochflow.errors import UserError
 from stochflow.files.reading import read_bytes
@@ -219,8 +219,10 @@ class About:
 def _settings(found: Data, about: About, columns: Sequence[Column]) -> Settings:
     sizes = [len(s) for s in found.sequences]
     low, high = about.lengths or (min(sizes), max(sizes))
-    if not 1 <= low <= high:
-        raise UserError(f"--length {low} {high} must be two numbers from 1 on, the smaller one first")
+    if not 1 <= low <= high <= LONGEST:
+        raise UserError(f"--length {low} {high} must be two numbers from 1 to {LONGEST}, the smaller one first")
+    if not 2 <= len(found.alphabet) == len(set(found.alphabet)) <= 128:
+        raise UserError(f"--alphabet {found.alphabet[:60]!r} must name 2 to 128 letters, each once")
     wild = spelt(about.wild_type.strip(), found.alphabet)
     if wild and not set(wild) <= set(found.alphabet):
         raise UserError(

@@ -12,6 +12,7 @@ from stochflow.design.objectives import Column
 from stochflow.errors import UserError, did_you_mean
 
 FORMAT = 1  # of a campaign folder; a newer one is refused by name
+LONGEST = 10_000  # letters of a design
 Replicates = Literal["mean", "median"]
 
 
@@ -24,6 +25,13 @@ class Noise:
     table: tuple[tuple[float, ...], ...] = ()
     insertion: float = 0.0
     deletion: float = 0.0
+
+    def __post_init__(self) -> None:
+        for what, rate in (("insertion", self.insertion), ("deletion", self.deletion)):
+            if not 0 <= rate < 1:
+                raise UserError(f"the rate of {what}s is {rate}, but it must be a probability below 1")
+        if not 0 <= self.rate <= 1:
+            raise UserError(f"the rate of {self.kind} is {self.rate}, but it must be a probability")
 
     def describe(self) -> str:
         what = f"{self.kind} {self.rate:g}" if self.kind != "table" else "a confusion table"
@@ -91,7 +99,7 @@ class Settings:
                     "lengths",
                     _whole(self.min_length)
                     and _whole(self.max_length)
-                    and 1 <= self.min_length <= self.max_length <= 10_000,
+                    and 1 <= self.min_length <= self.max_length <= LONGEST,
                 ),
                 (
                     "alphabet",

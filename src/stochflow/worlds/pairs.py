@@ -83,14 +83,18 @@ class Noise(NamedTuple):
 
 def read_pairs(path: str | Path, ordered: str = "", sequenced: str = "") -> tuple[list[str], list[str]]:
     """The two columns of a CSV; without names they are `ordered` and `sequenced`, or the only two there are."""
-    rows = list(csv.reader(read_text(path, FILE).splitlines()))
+    lines = read_text(path, FILE).splitlines()
+    mark = max(",;\t", key=(lines or [""])[0].count)
+    rows = list(csv.reader(lines, delimiter=mark))
     rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
     if len(rows) < 2:
         raise UserError(f"{path} holds no pairs: give a CSV with a line of names and one pair of sequences a line")
     names, found = rows[0], []
-    if not (ordered or sequenced) and len(names) == 2 and set(names) != {"ordered", "sequenced"}:
+    spelt = {name.lower(): name for name in names}
+    if not (ordered or sequenced) and len(names) == 2 and set(spelt) != {"ordered", "sequenced"}:
         ordered, sequenced = names
-    for name, flag in ((ordered or "ordered", "--ordered"), (sequenced or "sequenced", "--sequenced")):
+    one, other = (given or spelt.get(name, name) for given, name in ((ordered, "ordered"), (sequenced, "sequenced")))
+    for name, flag in ((one, "--ordered"), (other, "--sequenced")):
         if name not in names:
             raise UserError(
                 f'{path} has no column "{name}" but {shown(", ".join(names))}: name the right one with {flag}'
@@ -99,8 +103,8 @@ def read_pairs(path: str | Path, ordered: str = "", sequenced: str = "") -> tupl
     for number, row in enumerate(rows[1:], start=2):
         if len(row) <= max(found):
             raise UserError(f"line {number} of {path} has {len(row)} of {len(names)} columns: mend it")
-    one, other = ([row[i].replace("-", "").upper() for row in rows[1:]] for i in found)
-    return one, other
+    first, second = ([row[i].replace("-", "").upper() for row in rows[1:]] for i in found)
+    return first, second
 
 
 def estimate(ordered: Sequence[str], sequenced: Sequence[str], alphabet: str = "ACGT", level: float = 0.95) -> Noise:
