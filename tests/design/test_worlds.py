@@ -63,6 +63,20 @@ def test_what_rules_cost_a_batch_and_a_control_is_said(lab, tmp_path, monkeypatc
     assert "the control: wild-type AAACGTA does not meet the rules (no letter more than 2 times in a row)" in said
 
 
+def test_what_is_lost_to_rules_that_are_checked_after_drawing_is_counted(tmp_path):
+    dice = np.random.default_rng(0)
+    texts = ["".join(dice.choice(list("ACGT"), 26)) for _ in range(30)]
+    (tmp_path / "lab.csv").write_text("seq,y\n" + "".join(f"{t},{t.count('G') + dice.normal():.3f}\n" for t in texts))
+    (tmp_path / "rules.toml").write_text("[gc]\nlow = 0.45\nhigh = 0.5\nwindow = 24\n")
+    about = About(rules=str(tmp_path / "rules.toml"), rules_approximate=True)
+    campaign = Campaign.new(tmp_path / "plates", tmp_path / "lab.csv", about)
+    rows = campaign.ask(90, Ask(model="ridge", steps=20, min_distance=14))
+    shares = [sum(c in "GC" for c in r["sequence"][i : i + 24]) / 24 for r in rows for i in range(3)]
+    assert 0.45 <= min(shares) <= max(shares) <= 0.5
+    assert any("that break a rule which is checked after drawing" in note for note in campaign.notes)
+    assert any("designs asked for" in note and "break a rule" in note for note in campaign.notes)
+
+
 def test_noise_by_table_does_not_need_the_columns_named_twice(lab, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "noise.csv").write_text(

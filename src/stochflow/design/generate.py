@@ -27,6 +27,7 @@ class Candidates:
     source: list[str]
     notes: list[str] = field(default_factory=list)
     beta: float = 1.0
+    broke: int = 0  # different texts that were drawn but break a rule
 
 
 @dataclass(frozen=True)

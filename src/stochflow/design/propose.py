@@ -77,8 +77,12 @@ def propose(
         part, dropped = _within(part, known.measured.sequences, limit)
         chosen = batches.spread(part.texts, part.value, plan.count, ask.min_distance, excluded | set(taken), taken)
         chosen.lost[f"are more than {limit} letters from every measured sequence"] = dropped
+        chosen.lost["break a rule"] = part.broke
         left = f"; {space.summary}" if space.rules is not None else ""
-        notes += [*part.notes, *([chosen.sentence(len(part.texts) + dropped) + left] if chosen.short else [])]
+        notes += [
+            *part.notes,
+            *([chosen.sentence(len(part.texts) + dropped + part.broke) + left] if chosen.short else []),
+        ]
         distances.append(chosen.distance)
         for i in chosen.chosen:
             made.append((part.texts[i], plan, part.source[i], float(part.value[i])))
@@ -118,9 +122,8 @@ def _near(score: Any, known: Sequence[str], limit: int) -> Any:
 def _within(part: Candidates, known: Sequence[str], limit: int) -> tuple[Candidates, int]:
     """The candidates within the limit, and how many were not."""
     near = np.flatnonzero(nearest(part.texts, known)[1] <= limit)
-    kept = Candidates(
-        [part.texts[i] for i in near], part.value[near], [part.source[i] for i in near], part.notes, part.beta
-    )
+    texts, source = [part.texts[i] for i in near], [part.source[i] for i in near]
+    kept = replace(part, texts=texts, value=part.value[near], source=source)
     return kept, len(part.texts) - len(near)
 
 

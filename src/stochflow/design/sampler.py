@@ -32,6 +32,7 @@ from stochflow.worlds.strings import Strings
 
 BUFFER = 1024  # trajectories replayed
 DRAWS = 20  # strings drawn for each design
+BROKEN = 10.0  # nats by which a string that breaks a rule lies below the best one that breaks none
 
 
 @dataclass
@@ -44,12 +45,15 @@ class Goal:
 
 
 class Acquisitions:
-    """beta x (acquisition - its best known value) of every goal, as an oracle over states; each text is scored once a goal."""
+    """beta x (acquisition - its best known value) of every goal, as an oracle over states; each text is scored once a goal.
+
+    Texts that break a rule of which the masks know nothing are held below the best by `BROKEN`, or they would be drawn in vain.
+    """
 
     on_device = False
 
-    def __init__(self, strings: Strings, goals: Sequence[Goal], conditioned: bool):
-        self.strings, self.goals, self.conditioned, self.calls = strings, goals, conditioned, 0
+    def __init__(self, strings: Strings, accepts: Callable[[str], bool], goals: Sequence[Goal], conditioned: bool):
+        self.strings, self.accepts, self.goals, self.conditioned, self.calls = strings, accepts, goals, conditioned, 0
         best = max(
             (g.found for g in goals if g.found is not None and g.found.texts), key=lambda f: len(f.texts), default=None
         )
@@ -79,6 +83,8 @@ class Acquisitions:
             mine = [i for i, r in enumerate(rows) if r == row]
             plain = np.array(self.values([texts[i] for i in mine], row))
             out[mine] = self.beta[row] * (plain - self.shift[row])
+        broken = [i for i, text in enumerate(texts) if not self.accepts(text)]
+        out[broken] = np.minimum(out[broken], 0.0) - BROKEN
         return torch.tensor(out, dtype=torch.float32).reshape(state.shape[:-1])
 
 
@@ -93,22 +99,31 @@ def trained(
     """Candidates of every goal with designs: what the policy draws, and the best that search found beside it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        trainer = learned(strings, goals, contexts, effort, seed)
+        trainer = learned(strings, accepts, goals, contexts, effort, seed)
         with trainer.averaged(), torch.no_grad():
             made = [_drawn(trainer, goal, row, accepts, effort) for row, goal in enumerate(goals) if goal.count]
     drawn = sum(c.source.count("drawn") for c in made)
+    broke = sum(c.broke for c in made)
+    lost = f" (and {broke} that break a rule which is checked after drawing)" if broke else ""
     shared = f" for {len(goals)} goals at once" if contexts is not None else ""
     made[0].notes.append(
         f"a GFlowNet was trained for {effort.steps} steps{shared} to draw strings in proportion to their sharpened acquisition: "
-        f"{drawn} different strings were drawn, and {sum(len(c.texts) for c in made) - drawn} more found by genetic search"
+        f"{drawn} different strings were drawn{lost}, and {sum(len(c.texts) for c in made) - drawn} more found by genetic search"
     )
     return made
 
 
-def learned(strings: Strings, goals: Sequence[Goal], contexts: np.ndarray | None, effort: Effort, seed: int) -> Trainer:
+def learned(
+    strings: Strings,
+    accepts: Callable[[str], bool],
+    goals: Sequence[Goal],
+    contexts: np.ndarray | None,
+    effort: Effort,
+    seed: int,
+) -> Trainer:
     """A policy trained off-policy towards exp(beta x acquisition) of every goal; it draws from torch's generator."""
     env: Any = strings if contexts is None else Conditioned(strings, torch.from_numpy(contexts).float())
-    task = Task(env, Exact(), Acquisitions(strings, goals, contexts is not None), Linear(1.0))
+    task = Task(env, Exact(), Acquisitions(strings, accepts, goals, contexts is not None), Linear(1.0))
     # log Z is a function of the context, which the variance over a batch of many contexts cannot stand for
     objective: Objective = LogVariance() if contexts is None else TrajectoryBalance()
     policy = Policy(env, MLP(), seeds=(seed,))
@@ -144,9 +159,11 @@ def _drawn(trainer: Trainer, goal: Goal, row: int, accepts: Callable[[str], bool
     rows = torch.full((1, size), row) if oracle.conditioned else None
     final = walk(Request(task, trainer.policy, size, row=rows), "auto").trajectories.states[-1][0]
     drawn = oracle.strings.decode(final[..., 1:] if oracle.conditioned else final)
-    texts = [t for t in dict.fromkeys(drawn) if accepts(t)]
+    different = list(dict.fromkeys(drawn))
+    texts = [t for t in different if accepts(t)]
     seen, found = set(texts), goal.found.texts[:size] if goal.found is not None else []
     beside = [t for t in found if t not in seen]
     every = [*texts, *beside]
     value = np.array(oracle.values(every, row))
-    return Candidates(every, value, ["drawn"] * len(texts) + ["search"] * len(beside), [], oracle.beta[row])
+    source = ["drawn"] * len(texts) + ["search"] * len(beside)
+    return Candidates(every, value, source, [], oracle.beta[row], len(different) - len(texts))
