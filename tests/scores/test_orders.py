@@ -10,9 +10,10 @@ import torch
 
 from stochflow import Exact, Grid, Linear, Policy, Power, Slip, Task, Trainer, exact_law, floor, train
 from stochflow.cli.commands import main
+from stochflow.cli.parsing import parse_task
 from stochflow.errors import UserError
 from stochflow.law.exact import Graph, target_law
-from stochflow.runs.config import Config, TFBind8Task, configure
+from stochflow.runs.config import Config, GridTask, TFBind8Task, configure
 from stochflow.runs.tasks import grid_task, peptide_task, tfbind8_task
 from stochflow.scores.oracles import Cached, Host, Patient, Table
 from stochflow.scores.orders import look_ahead, open_loop_of, orders, prospects
@@ -207,6 +208,18 @@ def test_folders_from_before_are_closed_loops():
     del data["task"]["open_loop"]
     assert Config.from_dict(data).task == TFBind8Task()
     assert configure("tfbind8").task.open_loop is False
+
+
+def test_feedback_is_the_closed_loop_in_its_own_words(capsys):
+    def read(name, *words):
+        return parse_task("floor", name, list(words), [], None).task
+
+    assert read("tfbind8", "--feedback") == TFBind8Task(open_loop=False)
+    assert read("grid", "--side", "4", "--feedback") == GridTask(side=4)
+    with pytest.raises(UserError, match="exclude one another"):
+        read("tfbind8", "--feedback", "--open-loop")
+    assert main(["design", "propose", "plates", "--feedback"]) == 2
+    assert "no letter of it can be corrected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,10 @@ def run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if words else 2
+    if "--feedback" in words:
+        raise UserError(
+            "a plate is ordered as a whole, and no letter of it can be corrected while it is made: for a loop with feedback take stochflow train TASK --feedback"
+        )
     known = {"new": _new, "propose": _propose, "record": _record, "status": _status}
     known |= {"report": _report, "simulate": _simulate, "noise": design_noise.run}
     if words[0] not in known:

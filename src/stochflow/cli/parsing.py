@@ -113,10 +113,22 @@ def parse_task(
     fields = [task_field, *([("train", Train, field(default=train))] if train else []), *extra]
     made = dataclasses.make_dataclass(command, fields, frozen=True, kw_only=True)
     made.__doc__ = TITLES[command]
+    words = _with_feedback(kind, words)
     asked: Any = parsed(made, words, prog=f"stochflow {command} {name}", config=(tyro.conf.OmitArgPrefixes,))
     if ":" not in name:
         refuse_idle_stick(asked.task, [w[2:].partition("=")[0] for w in words if w.startswith("--")])
     return asked
+
+
+def _with_feedback(kind: Any, words: list[str]) -> list[str]:
+    """--feedback is the closed loop in its own words; it is what every task does unless told otherwise."""
+    names = {f.name for f in dataclasses.fields(kind)}
+    if "--feedback" not in words or "feedback" in names:  # a user's own parameter comes first
+        return words
+    if "--open-loop" in words:
+        raise UserError("--feedback and --open-loop exclude one another: with feedback, each letter sees what was made")
+    asked = ["--no-open-loop"] if "open_loop" in names else []
+    return [*[w for w in words if w != "--feedback"], *asked]
 
 
 def as_config(name: str, task: Any, train: Train | None, origin: Literal["caller", "agreed"] = "caller") -> Config:

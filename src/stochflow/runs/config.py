@@ -252,7 +252,7 @@ class TFBind8Task:
     confusion: str = ""
     """CSV of an action x move table, for --noise confusion"""
     open_loop: bool = False
-    """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made"""
+    """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made; --feedback is the opposite, and what is done unless told"""
 
     name: ClassVar[str] = "tfbind8"
     train: ClassVar[dict[str, Any]] = {"net": "lookup", "batch": 1024, "lr": 5e-3, "hidden": 64, "steps": 2000}
@@ -323,7 +323,7 @@ class PeptideTask:
     confusion: str = ""
     """CSV of an action x move table, for --noise confusion"""
     open_loop: bool = False
-    """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made"""
+    """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made; --feedback is the opposite, and what is done unless told"""
 
     name: ClassVar[str] = "peptide"
     train: ClassVar[dict[str, Any]] = {}  # chosen by `runs.defaults`
@@ -348,7 +348,7 @@ class RNATask:
     confusion: str = ""
     """CSV of an action x move table, for --noise confusion"""
     open_loop: bool = False
-    """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made"""
+    """sample whole orders: the noise comes after, so an order's score is what is expected of the string that is made; --feedback is the opposite, and what is done unless told"""
 
     name: ClassVar[str] = "rna"
     train: ClassVar[dict[str, Any]] = {}  # chosen by `runs.defaults`
