@@ -205,6 +205,7 @@ def test_values_of_what_was_made_count_for_what_was_made(lab, tmp_path):
         (["--alphabet", "AACGT"], "each once"),
         (["--insertion", "2"], "rate of insertions is 2.0"),
         (["--noise", "slip:1.5"], "must give a probability"),
+        (["--value", "activity", "--threshold", "activity=nan"], "must be NAME=NUMBER"),
         (["--length", "6", "20000"], "from 1 to 10000"),
         (["--length", "9", "6"], "the smaller one first"),
         (["--wild-type", "ACGU"], "letters that are not among ACGT"),

@@ -140,6 +140,21 @@ def test_a_synthesiser_that_errs_is_reckoned_with(small, tmp_path):
     assert 5 <= len(made) <= 20  # 20 x (1 - .32) come out otherwise
 
 
+def test_a_campaign_is_shown_beside_plates_chosen_without_a_model(small, tmp_path):
+    campaign = Campaign.new(tmp_path / "plates", small)
+    for _ in range(2):
+        rows = campaign.ask(12, Ask(model="ridge", acquisition="greedy"))
+        campaign.tell([{"id": r["id"], "gc": gc([r["sequence"]])[0]} for r in rows])
+    found = json.loads((tmp_path / "plates/rounds/001/done.json").read_text())["expected"]
+    assert found["this plate"] > found["genetic algorithm"] > found["random"]
+    assert found["random"] == pytest.approx(0.5, abs=0.15)  # half of all letters are G or C
+    page = collect(campaign)
+    assert "of a random plate" in page.batch_words
+    assert [p.key for p in page.progress] == ["progress-gc"]
+    assert "genetic algorithm" in page.progress[0].caption
+    assert "genetic algorithm" in page.progress[0].svg
+
+
 def test_the_first_page_is_there_before_any_batch(small, tmp_path):
     campaign = Campaign.new(tmp_path / "plates", small)
     assert "No batch has been proposed yet" in write_page(campaign).read_text()

@@ -7,12 +7,13 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from stochflow.cli import design_noise
 from stochflow.cli.complaints import parsed
+from stochflow.cli.design_words import columns_of, noise_of
 from stochflow.errors import UserError, did_you_mean
 
 USAGE = """usage: stochflow design SUBCOMMAND ...
@@ -191,7 +192,7 @@ def _new(words: list[str]) -> int:
     asked = parsed(New, _bare(words), prog="stochflow design new")
     from stochflow.design.campaign import About, Campaign
 
-    columns, minimise = _columns(asked)
+    columns, minimise = columns_of(asked)
     about = About(
         columns=columns,
         sequence=asked.sequence,
@@ -202,7 +203,7 @@ def _new(words: list[str]) -> int:
         rules="" if asked.rules is None else str(asked.rules),
         rules_approximate=asked.rules_approximate,
         replicates=asked.replicates,
-        noise=_noise(asked, [c.name for c in columns]),
+        noise=noise_of(asked, [c.name for c in columns]),
         seed=asked.seed,
     )
     made = Campaign.new(asked.campaign, asked.data, about)
@@ -228,77 +229,12 @@ def _new(words: list[str]) -> int:
     return 0
 
 
-def _columns(asked: New) -> tuple[tuple[Any, ...], bool]:
-    """The columns with their goals, weights and thresholds; and whether a guessed column is to be minimised."""
-    from stochflow.design.objectives import Column
-
-    up, down = [n for n in asked.maximise if n != "*"], [n for n in asked.minimise if n != "*"]
-    names = list(dict.fromkeys([*asked.value, *up, *down]))
-    every_down = "*" in asked.minimise
-    both = set(up) & set(down)
-    if both or ("*" in asked.maximise and every_down):
-        raise UserError(
-            "a column cannot be both maximised and minimised: say --maximise A --minimise B with different names"
-        )
-    weights, limits = _by_name("--weight", asked.weight, names), _by_name("--threshold", asked.threshold, names)
-    goals = {n: "minimise" if n in down or (every_down and n not in up) else "maximise" for n in names}
-    made = tuple(Column(n, goals[n], weights.get(n, 1.0), limits.get(n)) for n in names)  # type: ignore[arg-type]
-    return made, every_down
-
-
-def _by_name(flag: str, words: tuple[str, ...], names: list[str]) -> dict[str, float]:
-    found = {}
-    for word in words:
-        name, equals, text = word.rpartition("=")
-        try:
-            number = float(text)
-        except ValueError:
-            equals = ""
-            number = 0.0
-        if not equals:
-            raise UserError(f"{flag} {word!r} must be NAME=NUMBER, such as {names[0] if names else 'activity'}=2")
-        if name not in names:
-            raise UserError(
-                f"{flag} names the column {name!r}{did_you_mean(name, names)}, which is not among --value {' '.join(names)}"
-            )
-        found[name] = number
-    return found
-
-
-def _noise(asked: New, columns: list[str]) -> Any:
-    from stochflow.design.settings import Noise
-
-    if not asked.noise:
-        if asked.insertion or asked.deletion:
-            return Noise("slip", 0.0, (), asked.insertion, asked.deletion)
-        return None
-    kind, _, rate = asked.noise.partition(":")
-    if kind in ("slip", "neighbour"):
-        try:
-            chance = float(rate)
-        except ValueError:
-            chance = -1.0
-        if not 0 <= chance <= 1:
-            raise UserError(f"--noise {asked.noise!r} must give a probability, such as {kind}:0.1")
-        return Noise(kind, chance, (), asked.insertion, asked.deletion)  # type: ignore[arg-type]
-    if not Path(asked.noise).is_file():
-        raise UserError(
-            f"--noise {asked.noise!r} is neither slip:RATE nor neighbour:RATE nor a file: give one of these"
-        )
-    from stochflow.design.data import read_data
-    from stochflow.worlds.channels import Confusion
-
-    found = read_data(asked.data, asked.sequence, columns, asked.alphabet)
-    table = Confusion(asked.noise, alphabet=found.alphabet).table.tolist()
-    return Noise("table", 0.0, tuple(tuple(row) for row in table), asked.insertion, asked.deletion)
-
-
 def _propose(words: list[str]) -> int:
     asked = parsed(Propose, words, prog="stochflow design propose")
     from stochflow.design.campaign import Campaign, fasta
-    from stochflow.design.page import held_together
+    from stochflow.design.page import expected_words, held_together
     from stochflow.design.settings import Ask
-    from stochflow.design.store import as_csv, as_json
+    from stochflow.design.store import as_csv, as_json, read_json
 
     names = {f.name for f in dataclasses.fields(Ask)}
     given = {k: v for k, v in vars(asked).items() if k in names}
@@ -326,6 +262,9 @@ def _propose(words: list[str]) -> int:
                 print(f"  too few groups for a {float(level):.0%} interval, so none is given")
     for note in campaign.notes:
         print(note)
+    said = expected_words(read_json(folder / "done.json"), campaign.settings.columns[0].name).strip()
+    if said:
+        print(said)
     print(f"{len(rows)} well{'s' if len(rows) > 1 else ''}:")
     for row in rows[:5]:
         print(f"  {row['well']:<4} {row['id']}  {row['sequence'][:60]}  {row['reason']}")

@@ -25,6 +25,7 @@ from stochflow.look.report.template import STYLE as COMMON
 
 FIRST = 24  # designs shown before the fold
 LONG = 30  # letters from which a sequence takes a wide cell and a logo the whole row
+PLATES = {"random": "a random plate", "genetic algorithm": "one that a genetic algorithm makes of the best measured"}
 GROUP = 10  # letters between two gaps of a sequence
 
 
@@ -175,6 +176,16 @@ def _batch(page: Page, campaign: Campaign, folder: Path) -> None:
     apart = gap[np.triu_indices(len(texts), 1)]
     if len(apart):
         page.batch_words = f"{len(texts)} new designs in {len(set(clusters))} clusters; any two differ in at least {int(apart.min())} letters, on average in {apart.mean():.1f}."
+    page.batch_words += expected_words(done, s.columns[0].name)
+
+
+def expected_words(done: dict[str, Any], name: str) -> str:
+    """The plate beside others of the same size, by the model's own word; empty where nothing was compared."""
+    found = dict(done.get("expected") or {})
+    if "this plate" not in found or len(found) < 2:
+        return ""
+    others = " and ".join(f"{value:.3g} of {PLATES[kind]}" for kind, value in found.items() if kind in PLATES)
+    return f" The model expects a mean {name} of {found['this plate']:.3g} of these designs, {others}."
 
 
 def _how_expected(done: dict[str, Any]) -> str:
@@ -323,7 +334,8 @@ def held_together(part: dict[str, Any]) -> str:
 
 def _progress(page: Page, campaign: Campaign, history: Sequence[dict[str, Any]]) -> None:
     s = campaign.settings
-    page.progress = [p for p in (figures.progress(history, c.name, c.sign) for c in s.columns) if p]
+    expected = {int(f.name): read_json(f / "done.json").get("expected") or {} for f in campaign.store.rounds()}
+    page.progress = [p for p in (figures.progress(history, c.name, c.sign, expected) for c in s.columns) if p]
     dry = campaign.path / "simulation.json"
     if dry.is_file():
         found = read_json(dry)

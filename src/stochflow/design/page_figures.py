@@ -155,8 +155,10 @@ def importance(figures: dict[str, Any]) -> Panel | None:
     )
 
 
-def progress(history: Sequence[dict[str, Any]], name: str, sign: float) -> Panel | None:
-    """Best value so far and the mean of each round."""
+def progress(
+    history: Sequence[dict[str, Any]], name: str, sign: float, expected: dict[int, dict[str, float]]
+) -> Panel | None:
+    """Best value so far and the mean of each round, beside what the model expected of plates chosen without it, by round."""
     done = [h for h in history if h["columns"][name]["values"]]
     if len(done) < 2:
         return None
@@ -176,14 +178,18 @@ def progress(history: Sequence[dict[str, Any]], name: str, sign: float) -> Panel
         markersize=4,
         label="mean of the round",
     )
+    said = "Measured values, controls and repeats included."
+    for i, kind in enumerate(("random", "genetic algorithm"), start=2):
+        others = {r: expected[r][kind] for r in rounds if kind in expected.get(r, {})}
+        if others:
+            label = f"{kind}, predicted"
+            ax.plot(
+                list(others), list(others.values()), "^:", color=SERIES[i], linewidth=1.2, markersize=4, label=label
+            )
+            said = "Measured values, controls and repeats included; predicted: the mean that the model expected of a random plate, and of one that a genetic algorithm makes of the best measured."
     ax.set_xticks(rounds)
     legend(ax, 2)
-    return Panel(
-        f"progress-{name}",
-        f"{name} over the rounds",
-        svg(figure, f"Progress of {name}"),
-        "Measured values, controls and repeats included.",
-    )
+    return Panel(f"progress-{name}", f"{name} over the rounds", svg(figure, f"Progress of {name}"), said)
 
 
 def dry_run(curves: dict[str, list[float]], top: int, name: str) -> Panel | None:

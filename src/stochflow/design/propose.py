@@ -16,12 +16,14 @@ from stochflow.design.generate import Candidates, Effort
 from stochflow.design.model import Model
 from stochflow.design.objectives import Scale, chance_met, combined, preferences, utility
 from stochflow.design.offers import candidates_for
+from stochflow.design.plain import CHOICES
 from stochflow.design.settings import Ask, Settings
 from stochflow.design.space import Believed, Space
 from stochflow.errors import UserError, did_you_mean
 
 PLANS = 8  # draws or preferences that a batch is divided over
 MORE = 16  # preferences that the policy learns from beside these
+COMPARED = 96  # designs of a plate that this one is compared with
 CONTROLS = ("wild-type", "best")
 Row = dict[str, Any]
 
@@ -104,9 +106,25 @@ def propose(
         "orders_exact": believed.exact,
         "makings": believed.simulated,
         "space": space.summary,
+        "expected": _expected(settings, space, known, believed, [text for text, *_ in made], seed),
         "notes": list(dict.fromkeys(notes)),
     }
     return rows, done
+
+
+def _expected(
+    settings: Settings, space: Space, known: Known, believed: Believed, texts: Sequence[str], seed: int
+) -> dict[str, float]:
+    """The mean that the model predicts of this plate and of plates chosen without it; of one column alone, else empty."""
+    if len(settings.columns) > 1:
+        return {}
+    values = {
+        t: v for t, v in zip(known.measured.sequences, known.measured.values[:, 0].tolist(), strict=True) if v == v
+    }
+    count = min(len(texts), COMPARED)
+    plates = {name: choose(space, values, settings.columns[0].sign, count, seed) for name, choose in CHOICES.items()}
+    found = {"this plate": texts, **plates}
+    return {name: float(believed.predict(plate)[0].mean.mean()) for name, plate in found.items() if plate}
 
 
 def _near(score: Any, known: Sequence[str], limit: int) -> Any:

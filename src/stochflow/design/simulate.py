@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from stochflow.design.campaign import Campaign
-from stochflow.design.generate import child, random_texts
+from stochflow.design.plain import CHOICES
 from stochflow.design.settings import Ask
 from stochflow.design.space import Space, make_synthesis
 from stochflow.design.store import as_csv, as_json, read_csv, write
@@ -59,7 +59,7 @@ def simulate(source: Campaign, oracle: Oracle, out: str | os.PathLike[str], roun
         )
         now = played.measured()
         curves["this campaign"].append(_top(now.values[:, 0].tolist(), column.sign))
-    for name, choose in (("random", _random), ("genetic algorithm", _genetic)):
+    for name, choose in CHOICES.items():
         known, curve = dict(first), [curves["this campaign"][0]]
         for r in range(rounds):
             batch = choose(space, known, column.sign, how.batch, settings.seed * 1009 + r)
@@ -118,28 +118,3 @@ def _copy(source: Campaign, out: Path) -> Campaign:
 def _top(values: Any, sign: float) -> float:
     ranked = sorted((sign * v for v in values if np.isfinite(v)), reverse=True)[:TOP]
     return sign * float(np.mean(ranked))
-
-
-def _random(space: Space, known: dict[str, float], sign: float, count: int, seed: int) -> list[str]:
-    """Uniform walks, none of them measured."""
-    if space.rules is not None and space.rules.exact:
-        import torch
-
-        drawn = space.rules.sample(20 * count, torch.Generator().manual_seed(seed))
-    else:
-        drawn = random_texts(space.env, 20 * count, seed)
-    return [t for t in dict.fromkeys(drawn) if t not in known and space.accepts(t)][:count]
-
-
-def _genetic(space: Space, known: dict[str, float], sign: float, count: int, seed: int) -> list[str]:
-    """Crossed and mutated from the best measured, without a model."""
-    rng = np.random.default_rng(seed)
-    parents = sorted(known, key=lambda t: (-sign * known[t], t))[: max(20, count // 2)]
-    found: dict[str, None] = {}
-    for _ in range(200 * count):
-        if len(found) == count:
-            break
-        text = child(space.env, parents, rng)
-        if text not in known and space.accepts(text):
-            found[text] = None
-    return list(found)
