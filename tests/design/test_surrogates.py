@@ -65,6 +65,29 @@ def test_each_kind_learns_and_is_less_sure_far_away(name):
         assert surrogate(name).fit(x, y, np.arange(150), 0).predict(far).sd.mean() > found.sd.mean()
 
 
+@needs_sklearn
+def test_draws_of_a_gaussian_process_are_functions():
+    """Their mean and sd are the posterior's, and so is the covariance of two sequences: near ones move together, far ones do not."""
+    x, y, _ = problem(40)
+    new = x[:6].clone()
+    new[1] = new[0]
+    new[1, 3] = 1 - new[1, 3]  # a neighbour of the first
+    new[2] = 1 - new[0]  # as far from it as can be
+    kind = surrogate("gp")
+    found = [kind.fit(x, y, np.arange(40), seed).predict(new) for seed in range(40)]
+    draws = np.concatenate([f.draws for f in found])  # [640, 6]
+    sd = found[0].sd
+    assert np.allclose(draws.mean(0), found[0].mean, atol=5 * sd.max() / np.sqrt(640))
+    assert np.allclose(draws.std(0), sd, rtol=0.2)
+    made = kind.fit(x, y, np.arange(40), 0).made
+    rows, known = new.double().numpy(), made.X_train_
+    part = made.kernel_.k1
+    wide = part(rows) - part(rows, known) @ np.linalg.solve(made.kernel_(known), part(known, rows))
+    correlation = wide / np.sqrt(np.outer(np.diag(wide), np.diag(wide)))
+    assert np.allclose(np.corrcoef(draws.T), correlation, atol=0.2)
+    assert np.corrcoef(draws.T).min() < 0.5
+
+
 def test_an_ensemble_repeats_itself_and_leaves_the_random_stream_alone():
     x, y, _ = problem(40)
     torch.manual_seed(3)

@@ -21,6 +21,7 @@ from stochflow.nets.layers import Linear
 
 DRAWS = 16  # functions drawn from a model that has a law of functions
 BLOCK = 4096  # rows predicted together
+WAVES = 1024  # random Fourier features of a Gaussian process's prior
 
 
 class Prediction(NamedTuple):
@@ -273,20 +274,40 @@ class GaussianProcess:
 
 
 class _GaussianProcess:
-    """Its draws move all sequences together by a normal number of standard deviations: marginals exact, covariances not."""
+    """Its draws are functions of the posterior (Matheron's rule): a draw of the prior by random Fourier features, moved by what
+    the data say of it.
+    """
 
     def __init__(self, made: Any, level: float, size: float, seed: int):
+        from scipy.linalg import cho_solve
+
         self.made, self.level, self.size = made, level, size
-        self.noise = math.sqrt(float(made.kernel_.k2.noise_level))
-        self.shift = np.random.default_rng(seed).standard_normal((DRAWS, 1))
+        scaled, white = made.kernel_.k1, made.kernel_.k2
+        self.covariance, self.noise = scaled, math.sqrt(float(white.noise_level))
+        rng = np.random.default_rng(seed)
+        rows = made.X_train_
+        self.waves = rng.standard_normal((rows.shape[1], WAVES)) / float(scaled.k2.length_scale)
+        self.phase = rng.uniform(0, 2 * np.pi, WAVES)
+        size_of = math.sqrt(2 * float(scaled.k1.constant_value) / WAVES)
+        self.weights = size_of * rng.standard_normal((WAVES, DRAWS))
+        error = self.noise * rng.standard_normal((len(rows), DRAWS))
+        self.moves = cho_solve((made.L_, True), made.y_train_[:, None] - self._prior(rows) - error)
+
+    def _prior(self, x: np.ndarray) -> np.ndarray:
+        """[N, F] -> [N, K]"""
+        found: np.ndarray = np.cos(x @ self.waves + self.phase) @ self.weights
+        return found
 
     def predict(self, x: Tensor) -> Prediction:
-        found = [self.made.predict(part.double().numpy(), return_std=True) for part in x.split(BLOCK)]
-        mean = np.concatenate([m for m, _ in found]) if found else np.zeros(0)
-        sd = np.concatenate([s for _, s in found]) if found else np.zeros(0)
-        sd = np.sqrt(np.clip(sd**2 - self.noise**2, 0, None))
-        mean, sd = mean * self.size + self.level, sd * self.size
-        return Prediction(mean, sd, mean + self.shift * sd)
+        means, sds, drawn = [np.zeros(0)], [np.zeros(0)], [np.zeros((0, DRAWS))]
+        for part in x.double().split(BLOCK) if len(x) else ():
+            rows = part.numpy()
+            mean, sd = self.made.predict(rows, return_std=True)
+            means.append(mean)
+            sds.append(np.sqrt(np.clip(sd**2 - self.noise**2, 0, None)))
+            drawn.append(self._prior(rows) + self.covariance(rows, self.made.X_train_) @ self.moves)
+        mean, sd, draws = np.concatenate(means), np.concatenate(sds), np.concatenate(drawn).T
+        return Prediction(mean * self.size + self.level, sd * self.size, draws * self.size + self.level)
 
 
 # by name --------------------------------------------------------------------------------------------------------
