@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    **dict.fromkeys(["Forecaster", "Backtest"], "forecaster"),
+    "Forecaster": "forecaster",
+    "Backtest": "backtest",
     **dict.fromkeys(["Forecasted", "forecast_command"], "command"),
     "Forecast": "config",
     "shipped": "frame",

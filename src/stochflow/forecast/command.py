@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,12 +13,12 @@ import numpy as np
 
 from stochflow import __version__
 from stochflow.errors import UserError
-from stochflow.files.reading import shown
+from stochflow.files.reading import read_json, shown
 from stochflow.forecast import report
 from stochflow.forecast.config import Forecast
 from stochflow.forecast.forecaster import Forecaster
 from stochflow.forecast.frame import SHIPPED, read_csv, shipped
-from stochflow.forecast.page import write_page
+from stochflow.forecast.page import TILTED, write_page
 from stochflow.forecast.training import Watch
 
 if TYPE_CHECKING:
@@ -68,10 +70,10 @@ def forecast_command(
     target = Path(out)
     if model is not None:
         forecaster, word = Forecaster.load(model), str(model)
-        settings = forecaster.settings
-        frame = None if data is None else _frame(str(data))
+        if data is not None:  # what is kept in the folder is what its forecasts follow
+            forecaster.tracks, forecaster.stamps = forecaster._past(_frame(str(data)), None)
         with report.whole_folder(target) as folder:
-            return _written(folder, target, forecaster, frame, {}, word, tilt)
+            return _written(folder, target, forecaster, {}, word, tilt)
     word = "co2" if data is None else str(data)
     frame = _frame(word)
     if settings.origins:
@@ -82,7 +84,7 @@ def forecast_command(
         if settings.origins:
             metrics = _tested(forecaster, frame, folder)
         forecaster.fit(frame)
-        return _written(folder, target, forecaster, None, metrics, word, tilt)
+        return _written(folder, target, forecaster, metrics, word, tilt)
 
 
 def _frame(word: str) -> pd.DataFrame:
@@ -109,19 +111,28 @@ def _tested(forecaster: Forecaster, frame: pd.DataFrame, folder: Path) -> dict[s
 
 
 def _written(
-    folder: Path, target: Path, forecaster: Forecaster, frame: Any, metrics: dict[str, Any], word: str, tilt: Tilt | None
+    folder: Path, target: Path, forecaster: Forecaster, metrics: dict[str, Any], word: str, tilt: Tilt | None
 ) -> Forecasted:  # fmt: skip
-    table = forecaster.predict(frame)
-    drawn = forecaster.sample(frame)
+    table, metrics = _write(folder, forecaster, metrics, word, tilt)
+    write_page(folder, title=target.name)
+    return Forecasted(target, metrics, table, sorted(target / p.name for p in folder.iterdir()))
+
+
+def _write(
+    folder: Path, forecaster: Forecaster, metrics: dict[str, Any], word: str, tilt: Tilt | None
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """(forecasts, figures): everything of a folder but the back-test's tables and the page."""
+    table = forecaster.predict()
+    drawn = forecaster.sample()
     table.to_csv(folder / "forecasts.csv", index=False)
     np.save(folder / "samples.npy", drawn, allow_pickle=False)
-    tracks, stamps = forecaster._past(frame, None)
-    history = {t.name: (forecaster.schema.shown(when), t.y) for t, when in zip(tracks, stamps, strict=True)}
+    past = zip(forecaster.tracks, forecaster.stamps, strict=True)
+    history = {t.name: (forecaster.schema.shown(when), t.y) for t, when in past}
     settings = forecaster.settings
     recent = max(6 * settings.horizon, forecaster.window)
     report.fan_chart(folder / "fan.png", history, table, settings, recent, drawn)
     if tilt is not None:
-        found, tilted = tilted_futures(forecaster, tilt, frame)
+        found, tilted = tilted_futures(forecaster, tilt)
         metrics = {**metrics, **found}
         tilted.table().to_csv(folder / "tilted.csv", index=False)
         np.save(folder / "tilted.npy", tilted.paths, allow_pickle=False)
@@ -139,17 +150,16 @@ def _written(
     told |= forecaster.prior.chosen
     report.write_json(folder / "config.json", {"forecast": dataclasses.asdict(settings), "chosen": told})
     forecaster.save(folder)
-    write_page(folder, title=target.name)
-    return Forecasted(target, metrics, table, sorted(target / p.name for p in folder.iterdir()))
+    return table, metrics
 
 
-def tilted_futures(forecaster: Forecaster, tilt: Tilt, frame: Any) -> tuple[dict[str, Any], Tilted]:
+def tilted_futures(forecaster: Forecaster, tilt: Tilt) -> tuple[dict[str, Any], Tilted]:
     """(figures, futures) of a tilt; with a level to reach, of the futures that reach it."""
     from stochflow.forecast import tilted
 
     if tilt.at_least is not None:
         found, made = tilted.probability(
-            forecaster, tilt.score, tilt.at_least, tilt.series, frame, None, 20_000, 100, None
+            forecaster, tilt.score, tilt.at_least, tilt.series, None, None, 20_000, 100, None
         )
         figures = {"event": f"{tilt.name} >= {tilt.at_least:g}", "event_probability": found.value}
         figures |= {
@@ -163,7 +173,7 @@ def tilted_futures(forecaster: Forecaster, tilt: Tilt, frame: Any) -> tuple[dict
                 f"no future of {found.draws} reached {tilt.name} >= {tilt.at_least:g} (probability below {found.high:.2g}): give a nearer level"
             )
         return figures, made
-    made = forecaster.tilt(tilt.score, tilt.beta, tilt.series, frame=frame)
+    made = forecaster.tilt(tilt.score, tilt.beta, tilt.series)
     figures = {"tilt": f"{tilt.name}, beta {tilt.beta:g}", "tilt_effective": made.effective, "tilt_log_z": made.log_z}
     own = np.asarray(tilt.score(made.own), dtype=np.float64)
     return {**figures, "score_tilted": made.mean(tilt.score), "score_own": float(own.mean())}, made
@@ -204,7 +214,9 @@ def sample_folder(folder: Path, n: int, seed: int, out: Path | None) -> str:
 
 
 def resume_folder(folder: Path, steps: int, watch: Watch | None = None) -> str:
-    """Learn again from the data that a saved forecast keeps, with up to `steps` training iterations, and write its forecasts and its page anew."""
+    """Learn again, from the start, from the data that a saved forecast keeps, with up to `steps` training iterations; forecasts, picture, settings
+    and page are replaced. Figures of the back-test stay those of before; tilted futures, which belong to the earlier forecaster, are removed.
+    """
     forecaster = Forecaster.load(folder)
     old = forecaster.settings.steps
     if steps and steps <= old:
@@ -212,12 +224,24 @@ def resume_folder(folder: Path, steps: int, watch: Watch | None = None) -> str:
     forecaster.settings = dataclasses.replace(forecaster.settings, steps=steps or old)
     forecaster.watch = watch or forecaster.watch
     forecaster.refit()
-    forecaster.predict().to_csv(folder / "forecasts.csv", index=False)
-    np.save(folder / "samples.npy", forecaster.sample(), allow_pickle=False)
-    forecaster.save(folder)
+    kept = {k: v for k, v in _told(folder / "metrics.json").items() if not k.startswith(TILTED)}
+    chosen = _told(folder / "config.json").get("chosen", {})
+    word = str(chosen.get("data", "")) if isinstance(chosen, dict) else ""
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
+        _write(Path(made), forecaster, kept, word, None)
+        for file in Path(made).iterdir():
+            os.replace(file, folder / file.name)
+    for file in ("tilted.csv", "tilted.npy", "tilted.png"):
+        (folder / file).unlink(missing_ok=True)
     write_page(folder, title=folder.name)
     fitted = forecaster._need()
     return f"learned for {fitted.steps} of at most {forecaster.settings.steps} iterations; the network is followed by {fitted.share:g}"
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; empty where there is none."""
+    found = read_json(path) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def compare_folders(folders: list[Path]) -> str:

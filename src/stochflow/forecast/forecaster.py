@@ -12,21 +12,21 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from stochflow.errors import UserError, did_you_mean
-from stochflow.forecast import report, rivals
-from stochflow.forecast.calibration import joint
+from stochflow.forecast import report
+from stochflow.forecast.backtest import Backtest, backtest
 from stochflow.forecast.config import FLAGS, Forecast
 from stochflow.forecast.frame import Columns, need_pandas, read, shipped
 from stochflow.forecast.location import Plan
 from stochflow.forecast.prior import Prior, learn
 from stochflow.forecast.prior import sample as sample_paths
 from stochflow.forecast.support import Limits, limits, within
-from stochflow.forecast.training import Fitted, Look, Stage, Watch, fit, split, untrained
+from stochflow.forecast.training import LEAST_WINDOWS, Fitted, Look, Stage, Watch, fit, split, untrained
 from stochflow.learn import objectives
 from stochflow.learn.objectives import Form
 from stochflow.learn.rollout import rollout
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stochflow.forecast.tilt import Probability, Score
     from stochflow.forecast.tilted import Tilted
 
-__all__ = ["Backtest", "Forecast", "Forecaster", "shipped"]
+__all__ = ["Forecast", "Forecaster", "shipped"]
 
 log = logging.getLogger("stochflow")
 
@@ -49,9 +49,7 @@ HELD_OUT = 0.15  # of the training windows, the last ones, to find out how long 
 TOGETHER = 20_000  # futures drawn at once
 UNTESTED = 100  # most iterations where nothing validates: longer, networks learn few windows by heart
 LEAST_ROWS = 6  # values of a series beyond a horizon
-LEAST_WINDOWS = 150  # below which a network is not tried
 MOST_WINDOWS = 20_000  # held for training
-CHEAP = 20_000  # windows that are learned from anew at every origin of a back-test
 PANEL = 10  # series from which on one window of each is enough to validate
 MOST_VALID = 500  # windows that validate
 
@@ -285,79 +283,13 @@ class Forecaster:
         A copy of this forecaster is fitted on what came before the first origin, or with `refit` before each; a forecast sees everything
         up to its own.
         """
-        s = self.settings
-        count = s.origins if origins is None else origins
-        apart = s.horizon if step is None else step
-        if count < 1 or apart < 1:
-            raise UserError(f"{count} origins {apart} rows apart test nothing: give at least one of each")
-        _, tracks, stamps = read(frame, s.freq, s.gaps, s.season, columns=self._columns())
-        again = self._again(tracks) if refit is None else refit
-        firsts = [len(t.y) - s.horizon - apart * (count - 1) for t in tracks]
-        begins = [when[f - 1] for when, f in zip(stamps, firsts, strict=True) if f >= 1]
-        begin = min(begins) if begins else stamps[0][0]
-        before = [min(max(f, 0), sum(x <= begin for x in when)) for f, when in zip(firsts, stamps, strict=True)]
-        tracks, stamps, left = self._long_enough(tracks, stamps, before)
-        ends = [[len(t.y) - s.horizon - apart * (count - 1 - i) for i in range(count)] for t in tracks]
-        parts: list[tuple[list[list[int]], Any]] = (
-            [
-                ([[at[i]] for at in ends], min(w[at[i] - 1] for w, at in zip(stamps, ends, strict=True)))
-                for i in range(count)
-            ]
-            if again
-            else [(ends, min(w[at[0] - 1] for w, at in zip(stamps, ends, strict=True)))]
-        )
-        kept = (
-            frame
-            if not left
-            else frame[~frame[s.id_col].astype(str).isin(left)]
-            if s.id_col in frame.columns
-            else frame
-        )
-        made, earlier = [], None
-        for at, begin in parts:
-            log.info("back-test: %d origins, learning from what came up to %s", len(at[0]), begin)
-            fitted = self._before(kept, begin)
-            _, seen, _ = read(kept, s.freq, s.gaps, s.season, schema=fitted.schema, columns=self._columns())
-            made.append(fitted.draw(seen, at))
-            earlier = earlier or fitted
-        assert earlier is not None
-        drawn = made[0] if not again else _interleaved(made, len(tracks))
-        names = [t.name for t, at in zip(tracks, ends, strict=True) for _ in at]
-        later = [
-            earlier.schema.shown(when[e : e + s.horizon]) for when, at in zip(stamps, ends, strict=True) for e in at
-        ]
-        cutoffs = [earlier.schema.shown([when[e - 1]])[0] for when, at in zip(stamps, ends, strict=True) for e in at]
-        truth = np.stack([t.y[e : e + s.horizon] for t, at in zip(tracks, ends, strict=True) for e in at])
-        table = earlier.table(names, later, self.pool(drawn))
-        table.insert(2, "cutoff", np.repeat(np.array(cutoffs, dtype=object), s.horizon))
-        table["cutoff"] = table["cutoff"].infer_objects()
-        table.insert(3, s.target_col, truth.reshape(-1))
-        return Backtest(table, drawn, truth, earlier, left, tracks, ends)
-
-    def _again(self, tracks: Sequence[Track]) -> bool:
-        """Whether a back-test learns anew at every origin: by default where no network is tried, because the statistical law is cheap."""
-        s = self.settings
-        if s.refit != "auto":
-            return s.refit == "on"
-        plain = s.mode == "nll" and s.noise == "none" and s.network != "on"
-        half = self._length(1) // 2
-        windows = sum(max(len(t.y) - s.horizon - half, 0) for t in tracks)
-        return plain and (windows < LEAST_WINDOWS or (s.network == "off" and windows < CHEAP))
+        return backtest(self, frame, origins, step, refit)
 
     def cross_validation(
         self, frame: pd.DataFrame, n_windows: int | None = None, step_size: int | None = None, refit: bool = True
     ) -> pd.DataFrame:
         """The table of `backtest`: unique_id, ds, cutoff, y, stochflow, stochflow-lo-80, ..."""
         return self.backtest(frame, n_windows, step_size, refit).table
-
-    def _before(self, frame: pd.DataFrame, begin: Any) -> Forecaster:
-        """A copy of this forecaster, fitted on what came up to a stamp."""
-        shown = str(begin).removesuffix(" 00:00:00")  # a day needs no midnight
-
-        def watch(look: Look) -> None:
-            self.watch(look._replace(stage=f"back-test after {shown}: {look.stage}"))
-
-        return Forecaster(self.settings, self.form, watch).fit(frame, until=begin)
 
     def draw(self, tracks: list[Track], ends: list[list[int]]) -> np.ndarray:
         """[S, windows, samples / S, horizon] futures of the windows that end before rows `ends` of each track.
@@ -506,62 +438,6 @@ class Forecaster:
         if self.fitted is None:
             raise UserError("this forecaster has learned nothing yet: call fit(frame) first")
         return self.fitted
-
-
-def _interleaved(parts: list[np.ndarray], series: int) -> np.ndarray:
-    """Draws of one origin after the other, each [S, series, n, H], as those of all origins of each series."""
-    stacked = np.stack([_one_seed(p) for p in parts], 2)  # [1, series, origins, n, H]
-    return stacked.reshape(1, series * len(parts), *stacked.shape[3:])
-
-
-def _one_seed(drawn: np.ndarray) -> np.ndarray:
-    """[1, windows, n, H]: futures of the seeds taken in turn, because not every refit uses a network."""
-    seeds, windows, each, horizon = drawn.shape
-    return drawn.transpose(1, 2, 0, 3).reshape(1, windows, each * seeds, horizon)
-
-
-class Backtest(NamedTuple):
-    """Forecasts from rolling origins, beside what happened."""
-
-    table: pd.DataFrame  # unique_id, ds, cutoff, y, stochflow, stochflow-lo-80, ...
-    drawn: np.ndarray  # [S, windows, samples / S, horizon]
-    truth: np.ndarray  # [windows, horizon]
-    forecaster: Forecaster  # what was fitted before the first origin
-    skipped: list[str]  # series with too few values before it
-    tracks: list[Track]
-    ends: list[list[int]]  # rows before each forecast, of each track
-
-    @property
-    def names(self) -> list[str]:
-        """The series of each window."""
-        return list(self.table[self.forecaster.settings.id_col][:: self.truth.shape[1]])
-
-    @property
-    def samples(self) -> np.ndarray:
-        """[windows, samples, horizon] pooled futures."""
-        return self.forecaster.pool(self.drawn)
-
-    def measure(self) -> dict[str, Any]:
-        """MASE, CRPS, pinball loss and 80 % coverage of the pooled futures."""
-        return self.forecaster.measure(self.samples, self.truth, self.names)
-
-    def joint(self) -> dict[str, float]:
-        """Whether futures hold together: coverage of totals, maxima and differences, correlations, scores of whole paths."""
-        scale = {t.name: report.scaled(t.y, 1) for t in self.tracks}
-        return joint(self.samples, self.truth, np.array([scale[n] for n in self.names]))
-
-    def against(self, names: Sequence[str]) -> pd.DataFrame:
-        """CRPS of rivals beside ours: over all, per series and per step, with intervals of the differences."""
-        season, horizon = self.forecaster.schema.season, self.truth.shape[1]
-        found = {}
-        for name in names:
-            made = [
-                rivals.forecasts(name, t, e, season, horizon)
-                for t, at in zip(self.tracks, self.ends, strict=True)
-                for e in at
-            ]
-            found[name] = rivals.normal_crps(self.truth, *(np.stack(x) for x in zip(*made, strict=True)))
-        return rivals.compared(report.crps(self.samples, self.truth), found, self.names)
 
 
 def _device(word: str) -> torch.device:

@@ -17,6 +17,7 @@ from stochflow.forecast.report import TOLD
 from stochflow.runs.atomic import write_text
 
 MOST = 1 << 28
+TILTED = ("event", "tilt", "score")  # how the names of figures of tilted futures begin
 ROWS = 60  # of a table that are shown
 
 STYLE = """
@@ -41,10 +42,10 @@ def page(folder: Path, title: str) -> str:
     if (folder / "tilted.png").is_file():
         parts += [
             "<h2>Tilted futures</h2>",
-            _figures({k: v for k, v in metrics.items() if k.startswith(("event", "tilt", "score"))}),
+            _figures({k: v for k, v in metrics.items() if k.startswith(TILTED)}),
         ]
         parts.append(_picture(folder, "tilted.png", "Tilted futures beside the forecaster's own"))
-    tested = {k: v for k, v in metrics.items() if not k.startswith(("event", "tilt", "score"))}
+    tested = {k: v for k, v in metrics.items() if not k.startswith(TILTED)}
     if tested:
         parts += ["<h2>Back-test</h2>", _figures(tested)]
     parts.append(

@@ -59,9 +59,9 @@ def crps(drawn: np.ndarray, truth: np.ndarray) -> np.ndarray:
 def measure(
     drawn: np.ndarray, truth: np.ndarray, names: list[str], past: dict[str, np.ndarray], season: int, level: int = 80
 ) -> dict[str, float]:
-    """MASE of the median, CRPS, pinball loss at 0.1 ... 0.9, and coverage of futures [windows, samples, horizon].
+    """MASE, MAE of the median, MSE of the mean, CRPS, pinball loss at 0.1 ... 0.9, and coverage of futures [windows, samples, horizon].
 
-    `past`: the values of each series before the first origin, which scale MASE. CRPS and pinball are in the series' units.
+    `past`: the values of each series before the first origin, which scale MASE. All others are in the series' units.
     """
     seen = np.isfinite(truth)
     scale = {name: scaled(past[name], season) for name in set(names)}
@@ -73,9 +73,18 @@ def measure(
     windows = [float(np.mean(w[s])) for w, s in zip(relative, seen, strict=True) if s.any()]
     return {
         "mase": float(np.mean(windows)),
+        **errors(drawn, truth),
         "crps": float(np.nanmean(crps(drawn, truth))),
         "pinball": float(np.mean([_pinball(np.quantile(drawn, q, axis=1), truth, q)[seen].mean() for q in QUANTILES])),
         f"coverage_{level}": float(((low <= truth) & (truth <= high))[seen].mean()),
+    }
+
+
+def errors(drawn: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """MSE of the mean and MAE of the median of futures [windows, samples, horizon], over the values that are known."""
+    return {
+        "mse": float(np.nanmean(np.square(drawn.mean(1) - truth))),
+        "mae": float(np.nanmean(np.abs(np.median(drawn, axis=1) - truth))),
     }
 
 
@@ -93,6 +102,8 @@ def _pinball(quantile: np.ndarray, truth: np.ndarray, q: float) -> np.ndarray:
 
 TOLD = {
     "mase": "MASE of the median (error in units of the seasonal naive's on the past)",
+    "mse": "MSE of the mean, in the series' units squared",
+    "mae": "MAE of the median, in the series' units",
     "crps": "CRPS, in the series' units",
     "pinball": "pinball loss at 0.1 to 0.9, in the series' units",
     "coverage_80": "share of values within the 80 % interval",

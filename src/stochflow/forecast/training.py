@@ -21,6 +21,7 @@ from stochflow.learn.buffer import join
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import Form, Objective, TrajectoryBalance
 from stochflow.learn.rollout import rollout
+from stochflow.nets.encoders import EncoderNet
 from stochflow.nets.layers import Net
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
@@ -40,6 +41,7 @@ PATIENCE = 4  # looks without improvement after which training ends
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network's logits beside the prior's, tried on the validation windows
 WORTH = 0.005  # nats a step by which a network must be better than the prior on the validation windows
 TEMPERATURES = (0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)  # tried on the validation windows
+LEAST_WINDOWS = 150  # below which a network is not tried
 FEW = 1000  # training windows below which the validation windows are too precious not to be trained on
 
 
@@ -206,7 +208,7 @@ class Fitted(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How far training is, for whoever wants to tell."""
+    """How far training is."""
 
     stage: str  # what is being done, in words
     step: int  # iterations done; 0 when a stage begins, `steps` when it ends
@@ -231,13 +233,20 @@ def make_task(env: Series, settings: Forecast, rows: Tensor) -> Task:
     return Task(env, make_channel(settings), Nearness(env, power, sigma.clamp(min=env.bins.width)), Linear(beta))
 
 
-def make_policy(env: Series, settings: Forecast, rows: Tensor, net: Net | None = None) -> Policy:
+def make_policy(
+    env: Series,
+    settings: Forecast,
+    rows: Tensor,
+    net: Net | None = None,
+    encoder: EncoderNet | None = None,
+    back_action: bool = False,
+) -> Policy:
     """A policy that starts from the law of the environment's paths; without one, from the marginal law of the bins."""
-    encoder = WindowMLP() if settings.encoder == "mlp" else WindowTransformer()
+    encoder = encoder or (WindowMLP() if settings.encoder == "mlp" else WindowTransformer())
     seeds = [settings.seed + i for i in range(settings.seeds)]
     if env.paths is not None and settings.mode in ("nll", "mix"):
         return PathPolicy(env, net or MLP(settings.hidden, 2), seeds=seeds, encoder=encoder)
-    policy = Policy(env, net or MLP(settings.hidden, 2), seeds=seeds, encoder=encoder)
+    policy = Policy(env, net or MLP(settings.hidden, 2), seeds=seeds, encoder=encoder, back_action=back_action)
     if settings.mode in ("nll", "mix"):
         count = torch.bincount(env.truth(rows).flatten(), minlength=env.num_moves).float()
         with torch.no_grad():
@@ -253,8 +262,9 @@ def make_trainer(
     form: Form = objectives.MARGINAL,
     explore: float = 0.05,
     clip: float = 10.0,
+    objective: Objective | None = None,
 ) -> Trainer:
-    """`form` = REALISED trains as if what is ordered always happened."""
+    """`form` = REALISED trains as if what is ordered always happened; `objective` takes the place of trajectory balance in modes mse and mae."""
     env = task.env
     assert isinstance(env, Series)
     noisy = settings.noise != "none"
@@ -265,14 +275,13 @@ def make_trainer(
     own = Forecasts(task, policy, rows, settings.batch, explore)
     targets = Targets(env, rows, settings.seeds, settings.batch)
     source: Source
-    objective: Objective
     if settings.mode == "nll":
         objective = Likelihood(form)
         source = Both(own, targets) if isinstance(dynamics, Counted) else targets
     elif settings.mode == "mix":
         objective, source = Mixture(settings.mix, form), Both(own, targets)
     else:
-        objective, source = TrajectoryBalance(form), own
+        objective, source = objective or TrajectoryBalance(form), own
     return Trainer(task, policy, dynamics, objective, source, lr=settings.lr, iteration=Iteration(clip))
 
 
