@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 import zipfile
 
 import numpy as np
 import pytest
 
+from stochflow.files import reading
 from stochflow.files.arrays import read_npz
 from stochflow.files.reading import (
     Unreadable,
     one_line,
     parse_json,
     read_bytes,
+    read_cells,
     read_json,
     read_json_lines,
     read_text,
@@ -137,3 +140,38 @@ def test_whole_arrays_come_back(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", **arrays)
     found = read_npz(tmp_path / "x.npz")
     assert all(np.array_equal(found[k], v) for k, v in arrays.items())
+
+
+def test_a_quote_that_never_ends_is_refused_in_linear_time():
+    begun = time.process_time()
+    with pytest.raises(Unreadable, match="not JSON"):
+        parse_json('"' + '\\"' * 300_000, "x")
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "text", ["[" + "{}," * 12_000_000 + "{}]", '{"a": [' + '[""],' * 15_000_000 + "[]]}"], ids=["objects", "texts"]
+)
+def test_small_text_that_makes_large_objects_is_refused_with_its_size(text):
+    with pytest.raises(Unreadable, match=r"reading x would take up to [\d.]+ GB of memory"):
+        parse_json(text, "x")
+
+
+def test_lines_and_cells_that_would_not_fit_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "free_memory", lambda: 100 << 20)
+    (tmp_path / "x.jsonl").write_bytes(b'{"step":1}\n' * 500_000)
+    with pytest.raises(Unreadable, match="of memory"):
+        read_json_lines(tmp_path / "x.jsonl")
+    (tmp_path / "x.csv").write_bytes(b"1,A\n" * 500_000)
+    with pytest.raises(Unreadable, match="of memory"):
+        read_cells(tmp_path / "x.csv")
+    monkeypatch.undo()
+    assert len(read_json_lines(tmp_path / "x.jsonl").records) == 500_000
+
+
+def test_countless_gaps_are_counted(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(b"?\n" * 5000 + b'{"a": 1}\n')
+    found = read_json_lines(tmp_path / "x.jsonl")
+    assert found.records == [{"a": 1}]
+    assert len(found.gaps) == 101
+    assert found.gaps[-1].endswith("4900 more lines that cannot be read")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stochflow.cli.commands import main
+from stochflow.errors import UserError
 from stochflow.runs.folder import DamagedCheckpoint, Run, load_checkpoint, pack
 
 QUICK = ["--steps", "6", "--batch", "4", "--hidden", "4", "--log-every", "2", "--eval-every", "4", "--quiet"]
@@ -144,9 +145,10 @@ def test_a_cut_or_scrambled_checkpoint_is_damaged_and_nothing_else(tmp_path, see
         {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]},
         {"dtype": "XXL", "shape": [4], "data_offsets": [0, 16]},
         {"dtype": "F32", "shape": [4]},
+        {"dtype": "F32", "shape": [2**62] * 100_000, "data_offsets": [0, 16]},
         3,
     ],
-    ids=str,
+    ids=lambda entry: str(entry)[:60],
 )
 def test_a_header_that_does_not_fit_its_file_is_refused_before_anything_is_allocated(tmp_path, entry):
     header = json.dumps({"a": entry, "__metadata__": {"stochflow": '{"format": 1, "step": 1}'}}).encode()
@@ -195,3 +197,28 @@ def test_metrics_are_on_the_disk_before_the_checkpoint_that_follows_them(whole, 
         run.save(7, {"a": torch.zeros(1)})
     names = [p.rpartition("/")[2] for p in order]
     assert names[:2] == ["metrics.jsonl", "step-00000007.safetensors.tmp"]
+
+
+def test_a_log_that_cannot_be_read_at_all_is_not_replaced_by_an_empty_one(run, monkeypatch, capfd):
+    from stochflow.files import reading
+
+    before = (run / "metrics.jsonl").read_bytes()
+    with Run.open(run, write=True) as opened:
+        monkeypatch.setattr(reading, "SMALL", 10)
+        monkeypatch.setattr(reading, "free_memory", lambda: 1000)
+        assert opened.metrics() == []
+        with pytest.raises(UserError, match="of memory"):
+            opened.truncate_metrics(4)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_nothing_is_removed_or_written_behind_a_link(run, tmp_path, capfd):
+    """Once: `resume` removed every *.tmp from the folder that `checkpoints` led to, before it refused to write there."""
+    elsewhere = shutil.copytree(run / "checkpoints", tmp_path / "elsewhere")
+    (elsewhere / "mine.tmp").write_text("mine")
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to(elsewhere)
+    before = sorted(p.name for p in elsewhere.iterdir())
+    assert main(["resume", str(run), "--steps", "8"]) == 2
+    assert "is a link" in capfd.readouterr().err
+    assert sorted(p.name for p in elsewhere.iterdir()) == before

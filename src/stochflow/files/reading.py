@@ -11,7 +11,6 @@ import io
 import json
 import math
 import os
-import re
 import stat
 import zlib
 from collections.abc import Callable
@@ -19,13 +18,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stochflow.errors import UserError, one_line
+from stochflow.files.memory import GB, amount, free_memory
 
 __all__ = [
     "Lines",
     "Unreadable",
+    "need_room",
     "one_line",
     "parse_json",
     "read_bytes",
+    "read_cells",
     "read_json",
     "read_json_lines",
     "read_text",
@@ -37,6 +39,9 @@ __all__ = [
 MB = 1 << 20
 LIMIT = 64 * MB  # of a file for which nothing else is said
 DEPTH = 32  # levels of nesting in JSON
+SMALL = MB // 4  # of text, whose objects fit anywhere
+MADE = 2 * GB  # what the objects made of one file may take, where as much is free
+GAPS = 100  # of a file that are told one by one
 
 
 class Unreadable(UserError):
@@ -114,6 +119,14 @@ def read_text(path: str | os.PathLike[str], most: int = LIMIT, in_folder: bool =
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def read_cells(path: str | os.PathLike[str], most: int = LIMIT, in_folder: bool = True) -> str:
+    """The text of a CSV file, whose rows fit into memory as lists or dictionaries of texts."""
+    text = read_text(path, most, in_folder)
+    if len(text) > SMALL:
+        need_room(2 * len(text) + 120 * text.count(",") + 600 * text.count("\n"), shown(path))
+    return text
+
+
 def read_json(
     path: str | os.PathLike[str],
     check: Callable[[Any, str], Any] | None = None,
@@ -139,7 +152,10 @@ def read_json_lines(
     records: list[Any] = []
     gaps: list[str] = []
     content = read_bytes(path, most, in_folder=True)
+    if len(content) > SMALL:
+        need_room(_made_of(content, 400), shown(path), math.inf)
     lines = content.split(b"\n")
+    more = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -147,25 +163,36 @@ def read_json_lines(
         try:
             value = parse_json(line.decode("utf-8"), where)
             records.append(value if check is None else check(value, where))
+            continue
         except UnicodeDecodeError:
-            gaps.append(f"{where} is not UTF-8 text")
+            gap = f"{where} is not UTF-8 text"
         except UserError as error:
-            if number < len(lines):
-                gaps.append(str(error))
+            gap = str(error)
+            if number == len(lines):
+                break
+        more += len(gaps) >= GAPS
+        gaps += [gap] * (len(gaps) < GAPS)
+    if more:
+        gaps.append(f"{shown(path)} has {more} more lines that cannot be read")
     return Lines(records, gaps)
 
 
 def parse_json(text: str, where: str) -> Any:
-    """JSON of bounded depth whose numbers are finite and fit into 64 bits."""
-    if _depth(text) > DEPTH:
-        raise Unreadable(f"{where} is nested deeper than {DEPTH} levels: restore it")
+    """JSON of bounded depth whose numbers are finite and fit into 64 bits, where there is memory for what it makes."""
+    if len(text) > SMALL:
+        need_room(_made_of(text, 0), where)
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_float, parse_int=_int)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_float, parse_int=_int)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}" if "\n" in text else f"column {error.colno}"
         raise Unreadable(f"{where} is not JSON ({place}: {error.msg}): restore or remove it") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise Unreadable(f"{where} is nested deeper than {DEPTH} levels: restore it") from error
+    except ValueError as error:
         raise Unreadable(f"{where} is not JSON that can be read ({error}): restore or remove it") from error
+    if text.count("[") + text.count("{") > DEPTH and _deeper(value):
+        raise Unreadable(f"{where} is nested deeper than {DEPTH} levels: restore it")
+    return value
 
 
 def _refuse_constant(word: str) -> float:
@@ -186,17 +213,32 @@ def _int(digits: str) -> int:
     return value
 
 
-def _depth(text: str) -> int:
-    """The deepest nesting, brackets within strings not counted."""
-    deepest = now = 0
-    for bracket in _BRACKET.findall(_QUOTED.sub("", text)):
-        now += 1 if bracket in "[{" else -1
-        deepest = max(deepest, now)
-    return deepest
+def _deeper(value: Any) -> bool:
+    """Whether there are more than DEPTH lists and objects within one another."""
+    level = [value]
+    for _ in range(DEPTH + 1):
+        level = [v for v in level if isinstance(v, (list, dict))]
+        if not level:
+            return False
+        level = [v for parent in level for v in (parent.values() if isinstance(parent, dict) else parent)]
+    return True
 
 
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKET = re.compile(r"[\[\]{}]")
+def need_room(made: float, where: str, most: float = MADE) -> None:
+    """Unreadable where what is made of a file would take more than `most` bytes, or more than are free."""
+    free = free_memory()
+    most = most if free is None else min(most, free)
+    if made > most:
+        raise Unreadable(
+            f"reading {where} would take up to {amount(made)} of memory, more than the {amount(most)} there are for it: "
+            "give a smaller file"
+        )
+
+
+def _made_of(text: str | bytes, line: int) -> int:
+    """Bytes of the objects made of JSON, at most: small lists and objects take many times their text. `line`: of each line."""
+    marks = {"[": 72, "{": 240, ",": 40, '"': 30, "\n": line}
+    return 2 * len(text) + sum(n * (text.count(m) if isinstance(text, str) else text.count(m.encode())) for m, n in marks.items())  # fmt: skip
 
 
 # words -----------------------------------------------------------------------------------------------------------

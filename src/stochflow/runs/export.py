@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stochflow.errors import UserError
-from stochflow.files.reading import Unreadable, one_line, read_text, shown
+from stochflow.files.reading import Unreadable, one_line, read_cells, shown
 from stochflow.runs.atomic import text_file
 from stochflow.runs.shapes import designs
 
@@ -49,7 +49,7 @@ def rows_and_gaps(path: str | os.PathLike[str]) -> tuple[list[dict[str, str]], l
     if not os.path.lexists(path):
         return [], []
     try:
-        rows = list(csv.DictReader(io.StringIO(read_text(path, in_folder=True), newline="")))
+        rows = list(csv.DictReader(io.StringIO(read_cells(path), newline="")))
     except (Unreadable, csv.Error) as error:
         return [], [str(error)]
     # a short row lacks values, a long one has them under no name

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2  # of a checkpoint; a newer one is refused by name, and 1 is read
 MARK = ', "checksum": "'
-HEADER = 100 * MB  # the longest that safetensors itself reads
+HEADER = 16 * MB  # of a checkpoint, some hundred bytes a tensor
 WIDTHS = dict(
     zip(
         "BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 F64 I64 U64".split(),
@@ -62,6 +62,7 @@ WIDTHS = dict(
         strict=True,
     )
 )
+DIMENSIONS = 16  # of a tensor
 SMALL = 16 * MB  # the most that is read of a JSON file
 KEEP = 2  # checkpoints kept besides the best
 OURS = frozenset(  # the files a run writes beside its checkpoints
@@ -117,6 +118,8 @@ class Run:
             raise UserError(f"{path} {what}: give the folder that `stochflow train` printed")
         with _named_errors(path):
             config = read_json(path / "config.json", Config.from_dict, SMALL)
+            if write:
+                _refuse_linked(path / "checkpoints")
             lock = Lock(path) if write else None
             if write:
                 for leftover in [
@@ -196,23 +199,28 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut off by a kill is left out."""
-        path = self.path / "metrics.jsonl"
-        if not os.path.lexists(path):
-            return []
         try:
-            found = read_json_lines(path, SHAPES["metrics.jsonl"])
+            return self._lines()
         except Unreadable as error:
             self._left_out([str(error)])
             return []
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """The same; Unreadable where the file as a whole is not for reading."""
+        path = self.path / "metrics.jsonl"
+        if not os.path.lexists(path):
+            return []
+        found = read_json_lines(path, SHAPES["metrics.jsonl"])
         self._left_out([*found.gaps, *(gap for _, gaps in found.records for gap in gaps)])
         return [self._of_our_seeds(record) if "seeds" in record else record for record, _ in found.records]
 
     def truncate_metrics(self, step: int) -> None:
         """Forget what was logged after `step`: a resumed run logs it again."""
-        if (self.path / "metrics.jsonl").exists():
-            kept = "".join(json.dumps(r) + "\n" for r in self.metrics() if r.get("step", 0) <= step)
+        path = self.path / "metrics.jsonl"
+        if path.exists():  # a file that cannot be read at all is not replaced by an empty one
+            kept = "".join(json.dumps(r) + "\n" for r in self._lines() if r.get("step", 0) <= step)
             with _named_errors(self.path):
-                _replace(self.path / "metrics.jsonl", kept.encode())
+                _replace(path, kept.encode())
 
     # checkpoints ------------------------------------------------------------------------------------------------
 
@@ -221,8 +229,7 @@ class Run:
         folder = self.path / "checkpoints"
         path = folder / ("best.safetensors" if best else f"step-{step:08d}.safetensors")
         with _named_errors(self.path):
-            if folder.is_symlink():
-                raise UserError(f"{shown(folder)} is a link, and only a folder of the run's own is written: replace it")
+            _refuse_linked(folder)
             folder.mkdir(exist_ok=True)
             self._sync_metrics()
             _replace(path, pack(tensors, {"step": step, **scalars}))
@@ -310,6 +317,12 @@ def _named_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _refuse_linked(folder: Path) -> None:
+    """Nothing is written or removed behind a link that a folder brought along."""
+    if folder.is_symlink():
+        raise UserError(f"{shown(folder)} is a link, and only a folder of the run's own is written: replace it")
+
+
 def _refuse_existing(path: Path) -> None:
     if is_run(path):
         raise UserError(
@@ -389,6 +402,8 @@ def check_header(path: Path) -> None:
         if name == "__metadata__":
             continue
         first, last = entry["data_offsets"]
+        if len(entry["shape"]) > DIMENSIONS:
+            raise ValueError(f"its tensor {shown(name, 80)} has {len(entry['shape'])} dimensions")
         size = math.prod(entry["shape"]) * WIDTHS[entry["dtype"]]
         if not 0 <= first <= last <= data or size != last - first or any(n < 0 for n in entry["shape"]):
             raise ValueError(f"its tensor {shown(name, 80)} does not fit the file")
