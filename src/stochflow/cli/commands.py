@@ -370,7 +370,7 @@ def _eval(words: list[str]) -> int:
         print(json.dumps(found))
     else:
         table(found)
-        print(verdict(found))
+        print(shown(verdict(found), 4000))
     return 0
 
 

@@ -132,21 +132,26 @@ def table(found: dict[str, Any]) -> None:
         if found.get(key) is None:
             continue
         text = LABELS[key].words
-        value = number(found[key])
+        value = one_line(number(found[key]))
         if found.get(f"{key}_low") is not None:
             value += f"  [{number(found[f'{key}_low'])}, {number(found[f'{key}_high'])}]"
         note = {
             "floor_tv": found.get("floor_kind"),
             "modes": f"of {found.get('modes_all')} in {found.get('samples')} samples",
         }.get(key)
-        rows.append(f"  {text:<48} {value}{f'  ({note})' if note else ''}")
+        rows.append(f"  {text:<48} {value}{f'  ({one_line(str(note))})' if note else ''}")
     if found.get("floor_tv") is None and found.get("floor_reason"):
-        rows.append(f"  {LABELS['floor_tv'].words:<48} -  ({found['floor_reason']})")
+        rows.append(f"  {LABELS['floor_tv'].words:<48} -  ({one_line(str(found['floor_reason']))})")
     print("\n".join(rows))
 
 
 def floor_table(found: dict[str, Any]) -> None:
     columns = ("tv", "l1", "kl_target_model", "kl_model_target")
+    for row in found.get("conditions", []):
+        print(f"condition {shown(row['condition'])}")
+        floor_table(row)
+    if "conditions" in found:
+        return
     print(f"  {'':<34}" + "".join(f"{c:>17}" for c in columns))
     kind = f"best achievable ({found['floor_kind']})" if found.get("floor_kind") else "best achievable"
     laws = [
@@ -173,6 +178,8 @@ def closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path)
     print()
     table(summary)
     print("\n" + verdict(summary))
+    for row in summary.get("conditions") or []:
+        print(f"condition {shown(row['condition'])}: total variation {number(row['tv'])} from its target")
     if summary.get("law"):
         print(f"target: {summary['law']}.")
     for name, found in (summary.get("beside") or {}).items():

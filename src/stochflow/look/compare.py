@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, one_line
+from stochflow.files.reading import shown
 from stochflow.law.verdict import number
 from stochflow.look.labels import COMPARED, LABELS
 from stochflow.look.report.files import RunFiles, values
@@ -265,11 +266,12 @@ def _target(task: dict[str, Any]) -> dict[str, Any]:
 def table(found: Comparison) -> Any:
     """A rich table: one row per figure, one column per arm; what differs beyond noise is marked."""
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(box=None, pad_edge=False, header_style="bold")
     made.add_column("")
-    for arm in found.arms:
-        made.add_column(arm.label, justify="right", overflow="fold")
+    for arm in found.arms:  # as text: a label may hold what rich takes for markup
+        made.add_column(Text(one_line(arm.label)), justify="right", overflow="fold")
     for key in found.metrics:
         cells = [number(found.arms[0].middle(key))]
         for arm, gaps in zip(found.arms[1:], found.differences, strict=True):
@@ -316,7 +318,7 @@ def write_comparison(found: Comparison, out: str | os.PathLike[str]) -> Path:
 
 def _panels(found: Comparison) -> list[Any]:
     from stochflow.look.report.curves import draw
-    from stochflow.look.report.drawing import SERIES, Panel, axes, legend, svg
+    from stochflow.look.report.drawing import SERIES, Panel, axes, legend, svg, told
 
     panels = []
     if found.main is not None:
@@ -324,7 +326,15 @@ def _panels(found: Comparison) -> list[Any]:
     if len(found.arms) <= 8 and all(len(values(r.rows, "tv")) > 1 for a in found.arms for r in a.runs[:1]):
         figure, ax = axes(x="training step", y="total variation")
         for i, arm in enumerate(found.arms):
-            draw(ax, arm.runs[0].rows, "tv", SERIES[i % len(SERIES)], arm.label, marker="o", dashed=i >= len(SERIES))
+            draw(
+                ax,
+                arm.runs[0].rows,
+                "tv",
+                SERIES[i % len(SERIES)],
+                told(arm.label),
+                marker="o",
+                dashed=i >= len(SERIES),
+            )
         ax.set_yscale("log")
         legend(ax, 1)
         panels.append(
@@ -339,7 +349,7 @@ def _panels(found: Comparison) -> list[Any]:
 
 
 def _seeds_panel(found: Comparison, key: str) -> Any:
-    from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, svg
+    from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, svg, told
 
     figure, ax = axes(height=1.1 + 0.32 * len(found.arms), x=LABELS[key].words, y="run")
     for i, arm in enumerate(found.arms):
@@ -360,7 +370,9 @@ def _seeds_panel(found: Comparison, key: str) -> Any:
         axis="x", scilimits=(-2, 4)
     )  # small figures share one power of ten: written out they would overlap
     ax.xaxis.get_offset_text().set_color(FAINT)
-    ax.set_yticks(range(len(found.arms)), [a.label if len(a.label) <= 34 else a.label[:33] + "…" for a in found.arms])
+    ax.set_yticks(
+        range(len(found.arms)), [told(a.label if len(a.label) <= 34 else a.label[:33] + "…") for a in found.arms]
+    )
     ax.set_ylim(len(found.arms) - 0.5, -0.5)
     better = "left" if LABELS[key].better < 0 else "right"
     return Panel(
@@ -384,9 +396,10 @@ def compare_command(runs: Sequence[Path], out: Path = Path("compare.html"), as_j
     console = Console(highlight=False, soft_wrap=False)
     console.print(table(found))
     console.print(
-        f"\nMedians over the seeds; + better and - worse than {found.arms[0].label} beyond noise.", markup=False
+        f"\nMedians over the seeds; + better and - worse than {one_line(found.arms[0].label)} beyond noise.",
+        markup=False,
     )
     for sentence in [*found.warnings, *found.sentences(), found.caution()]:
-        console.print(sentence, markup=False, soft_wrap=True)
-    print(write_comparison(found, out))
+        console.print(one_line(sentence), markup=False, soft_wrap=True)
+    print(shown(write_comparison(found, out)))
     return 0

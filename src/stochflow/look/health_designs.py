@@ -13,7 +13,7 @@ ENOUGH = 200  # objects of a sample from which its figures are taken seriously
 FEW_EFFECTIVE = 3.0  # draws on which an estimate of log Z rests, below which it is one draw's
 ONE_SIDED = 5.0  # nats between the two estimates of log Z that bound it from below
 SEEN = 0.5  # share of the way from the first scores to the best asked that the best draws should have gone
-MATURE = 1000  # steps before which a run may still begin to learn; at its end it is judged all the same
+MATURE = 1000  # steps before which a run may still begin to learn; the last look is checked all the same
 BARELY = 0.02  # share of that way that tells a sampler from one that never learned
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from stochflow.errors import one_line
 from stochflow.law.verdict import number
 from stochflow.look.compare import Arm, Difference, difference, figures_of
 from stochflow.look.labels import LABELS
@@ -56,14 +57,18 @@ def _short(value: Any) -> str:
 def table(sweep: Sweep, rows: list[Row]) -> Any:
     """A rich table, best first."""
     from rich.table import Table
+    from rich.text import Text
+
+    def plain(text: str) -> Text:
+        return Text(one_line(text))  # a setting may hold what rich takes for markup
 
     made = Table(box=None, pad_edge=False, header_style="bold")
     for name in sweep.grid:
-        made.add_column(name.replace("_", " "), justify="right")
-    made.add_column(LABELS[sweep.by].words if sweep.by in LABELS else sweep.by, justify="right")
+        made.add_column(plain(name.replace("_", " ")), justify="right")
+    made.add_column(LABELS[sweep.by].words if sweep.by in LABELS else plain(sweep.by), justify="right")
     made.add_column("against the best")
     for row in rows:
-        made.add_row(*[_short(row.cell.settings[k]) for k in sweep.grid], number(row.cell.value), row.words)
+        made.add_row(*[plain(_short(row.cell.settings[k])) for k in sweep.grid], number(row.cell.value), row.words)
     return made
 
 
@@ -108,7 +113,7 @@ def write_sweep(path: str | Path) -> Path:
 
 def _one_by_one(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
     """One panel per setting: every cell's seeds at its value, their medians joined where all else is equal."""
-    from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, svg
+    from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, svg, told
 
     panels = []
     ranged = any(isinstance(v, Range) for v in sweep.grid.values())
@@ -130,7 +135,7 @@ def _one_by_one(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
         best = rows[0]
         ax.plot([places[best.cell.settings[name]]], [best.cell.value], "D", markersize=7, color=SERIES[1], zorder=3)
         if not _numeric(values):
-            ax.set_xticks(list(places.values()), [str(v) for v in places])
+            ax.set_xticks(list(places.values()), [told(str(v)) for v in places])
             ax.set_xlim(-0.5, len(places) - 0.5)
         else:
             if min(places) > 0 and max(places) / min(places) >= 5:
@@ -149,7 +154,7 @@ def _one_by_one(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
 
 def _together(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
     """Parallel coordinates: a line per cell through all its settings to its figure."""
-    from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, svg
+    from stochflow.look.report.drawing import FAINT, INK, SERIES, Panel, axes, svg, told
 
     if len(sweep.grid) < 2 or len(rows) < 3:
         return []
@@ -167,7 +172,7 @@ def _together(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
         for value in dict.fromkeys(column) if few else (min(column), max(column)):
             at = float(heights[-1][column.index(value)])
             ax.annotate(
-                _short(value),
+                told(_short(value)),
                 (len(heights) - 1, at),
                 (5, 0),
                 "data",
@@ -191,7 +196,7 @@ def _together(sweep: Sweep, rows: list[Row], words: str) -> list[Any]:
         )
     for x in range(len(names)):
         ax.axvline(x, color=FAINT, linewidth=0.6)
-    ax.set_xticks(range(len(names)), [*[n.replace("_", " ") for n in sweep.grid], "result"])
+    ax.set_xticks(range(len(names)), [*[told(n.replace("_", " ")) for n in sweep.grid], "result"])
     ax.set_yticks([0, 1], ["", ""])
     ax.set_xlim(-0.15, len(names) - 0.6)
     caption = f"A line is a cell; on the last axis the best {words} is on top. The thick line is the best cell."

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from stochflow.errors import UserError
+from stochflow.files.reading import shown
 from stochflow.look.report import RunFiles, page
 from stochflow.look.report.pages import render
 
@@ -80,7 +81,7 @@ class _Answer(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _send(self, text: str, kind: str) -> None:
-        body = text.encode()
+        body = text.encode("utf-8", "backslashreplace")
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -98,10 +99,12 @@ class _Answer(BaseHTTPRequestHandler):
 
 def watch_command(run: Path, port: int = 8787, every: int = 5) -> int:
     """`stochflow watch RUN`: serve until interrupted."""
+    if not 0 <= port < 65536:
+        raise UserError(f"--port is {port}, but ports are numbered 0 (any) to 65535")
     if every < 1:
         raise UserError(f"--every is {every}, but the page can look again after 1 second at the earliest")
     with Watcher(run, port, every) as server:
-        print(f"watching {run} at {server.url} (Ctrl-C stops watching, not the run)", flush=True)
+        print(f"watching {shown(run)} at {server.url} (Ctrl-C stops watching, not the run)", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: whoever reads one sees what was there before or all of the new, never a part.
+"""Files that are there whole or not at all: a reader sees what was there before or all of the new, never a part.
 
 What is not a regular file (a link, a device, a FIFO) is never replaced or written through: in a stranger's folder a link
 could lead to any file of the user's, and `--out /dev/null` would take the device away.
@@ -66,7 +66,7 @@ def text_file(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """All of a text that is already there."""
+    """All of a text that is already there; half characters, which JSON can name and UTF-8 cannot hold, as escapes."""
     with text_file(path) as file:
-        file.write(text)
+        file.write(text.encode("utf-8", "backslashreplace").decode())
     return Path(path)

@@ -103,7 +103,7 @@ def _named(holder: dict[str, Any]) -> str:
 
 
 def _refuse_alive(path: Path, holder: dict[str, Any], file: Path) -> None:
-    """Where there are no locks: refuse while whoever signed is alive, as far as that can be known."""
+    """Where there are no locks: refuse while the process that signed is alive, as far as that can be known."""
     if not holder:
         return
     own = (platform.node(), os.getpid(), _began(os.getpid()))

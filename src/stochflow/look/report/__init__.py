@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stochflow.errors import UserError
+from stochflow.files.reading import shown
 from stochflow.look.report.files import RunFiles
 from stochflow.look.report.pages import page
 from stochflow.runs.atomic import write_text
@@ -28,5 +29,5 @@ def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[
 
 def report_command(runs: Sequence[Path], out: Path | None = None) -> int:
     """`stochflow report RUN...`: write the page and say where it is."""
-    print(write_report(runs, out))
+    print(shown(write_report(runs, out)))
     return 0

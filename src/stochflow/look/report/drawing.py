@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stochflow.errors import one_line
 from stochflow.files.shield import plain_matplotlib
 
 MARKERS = {  # drawn in this -> shown as that variable of the page
@@ -52,8 +53,8 @@ def axes(width: float = WIDTH, height: float = HEIGHT, x: str = "", y: str = "",
     ax.tick_params(colors=FAINT, which="both", labelsize=9, width=0.6, length=3)
     ax.tick_params(which="minor", length=0, labelsize=8)
     ax.ticklabel_format(useOffset=False)  # a tick says its number, not what is to be added to another
-    ax.set_xlabel(x, color=INK, fontsize=10)
-    ax.set_ylabel(y, color=INK, fontsize=10)
+    ax.set_xlabel(told(x), color=INK, fontsize=10)
+    ax.set_ylabel(told(y), color=INK, fontsize=10)
     if grid:
         ax.grid(color=RULE, linewidth=0.5)
         ax.set_axisbelow(True)
@@ -77,6 +78,11 @@ def legend(ax: Any, columns: int = 2) -> None:
         )
         for text in made.get_texts():
             text.set_color(INK)
+
+
+def told(text: str) -> str:
+    """A name from outside as a label: on one line, and its dollar signs begin no formula."""
+    return one_line(text, 80).replace("$", r"\$")
 
 
 def svg(figure: Any, title: str) -> str:
