@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stochflow.errors import UserError
 from stochflow.law import metrics
 from stochflow.law.exact import (
     Graph,
@@ -107,6 +108,11 @@ def _finite(x: Any) -> Any:
 @torch.no_grad()
 def floor(task: Task, graph: Graph | None = None, target: TargetLaw | None = None) -> Floor:
     """The best achievable law of an enumerable task under its channel, for any channel."""
+    if graph is None and task.env.contexts is not None:
+        raise UserError(
+            f"each of the {len(task.env.contexts)} conditions of {task.env!r} has a floor of its own: "
+            "name one, as in floor(task, Graph(task.env, row=0))"
+        )
     graph = graph or Graph(task.env)
     target = target or target_law(graph, task)
     channel = task.channel

@@ -19,6 +19,7 @@ from torch import Tensor
 from stochflow.engines.base import Request
 from stochflow.engines.choose import walk
 from stochflow.law import floors, metrics
+from stochflow.law.by_condition import Condition, law_rows, listed
 from stochflow.law.exact import Graph, TargetLaw, exact_law, expected_modes, target_law
 from stochflow.law.task_modes import task_modes
 from stochflow.learn.buffer import with_scores
@@ -91,6 +92,11 @@ class Yardstick:
         at = task_modes(self.task)
         return None if at is None else at.to(self.device)
 
+    @cached_property
+    def conditions(self) -> list[Condition]:
+        """Of a task with conditions each one listed; none where that is too much for the oracle or for us."""
+        return listed(self.task, self.device) if self.fast else []
+
     @property
     def floor_is_quick(self) -> bool:
         return self.exact and (self.task.channel.exact or self.graph.is_tree or len(self.graph) <= QUICK_PROGRAM)
@@ -99,6 +105,12 @@ class Yardstick:
         """What stands beside every measured law."""
         if not self.exact:
             why = "the space is too large to list, or its oracle too slow to ask about all of it"
+            if self.task.env.contexts is not None:
+                why = (
+                    "each condition has a floor of its own, see `stochflow floor`"
+                    if self.conditions
+                    else f"with its conditions {why}"
+                )
             return dict.fromkeys(("floor_tv", "floor_kind", "floor_tv_reverse_kl", "limit_tv", "naive_tv", "log_z")) | {
                 "floor_reason": why
             }
@@ -133,6 +145,8 @@ class Yardstick:
                 more, fixed = self._from_law(policy, traj)
                 each |= more
                 known |= fixed
+            elif final and self.conditions:
+                known["conditions"] = law_rows(task, policy, self.conditions)
         return each, known, traj
 
     def _from_sample(self, policy: Policy, traj: Trajectories) -> dict[str, Tensor]:

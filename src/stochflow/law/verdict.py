@@ -31,7 +31,7 @@ def verdict(found: dict[str, Any], advise: bool = True) -> str:
 def _distance(found: dict[str, Any], advise: bool) -> str:
     tv, best, excess = found.get("tv"), found.get("floor_tv"), found.get("excess_tv")
     if tv is None:
-        return _by_samples(found, advise)
+        return _by_condition(found) or _by_samples(found, advise)
     words = f"The learned law is {number(tv)} (total variation, 0 to 1) from the target"
     if best is None:
         reason = found.get("floor_reason")
@@ -46,6 +46,17 @@ def _distance(found: dict[str, Any], advise: bool) -> str:
         words += f", so the excess is {number(excess, '+')}"
     left = tv if excess is None else excess
     return f"{words}." + (_advice(found, tv, best, left) if advise and left > FAR else "")
+
+
+def _by_condition(found: dict[str, Any]) -> str:
+    """Where each condition is listed: the nearest law and the farthest; empty elsewhere."""
+    each = sorted(row["tv"] for row in found.get("conditions") or [] if row.get("tv") is not None)
+    if not each:
+        return ""
+    return (
+        f"Under each of its {len(each)} conditions the learned law is {number(each[0])} to {number(each[-1])} "
+        "(total variation, 0 to 1) from its target."
+    )
 
 
 def _by_samples(found: dict[str, Any], advise: bool) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from stochflow.errors import UserError, did_you_mean
+from stochflow.law.by_condition import floor_rows
 from stochflow.law.exact import expected_modes
 from stochflow.law.measure import SAMPLES, Yardstick, forked
 from stochflow.law.verdict import verdict
@@ -335,8 +336,10 @@ def saved_figures(path: str | Path) -> dict[str, Any]:
 
 
 def floor_of(config: Config) -> dict[str, Any]:
-    """The best achievable law of a task, beside the naive one."""
+    """The best achievable law of a task, beside the naive one; of each condition where it has conditions."""
     yardstick = Yardstick(make_task(config.task), torch.device("cpu"))
+    if yardstick.conditions:
+        return {"conditions": floor_rows(yardstick.task, yardstick.conditions)}
     if not yardstick.exact:
         raise UserError(
             "the floor needs a space that can be listed, and this one is too large or its oracle too slow: make it smaller"

@@ -33,6 +33,7 @@ NUMBERS = """time seconds oracle_calls loss dynamics_loss grad_norm dynamics_gra
 FIGURES = (
     {name + end: _number for name in NUMBERS for end in ("", "_low", "_high")}
     | dict.fromkeys(("floor_kind", "floor_reason", "objective", "net", "engine"), _word)
+    | {"conditions": optional(list_of(mapping({"condition": text(), "tv": optional(number(0, 1.01))}, more=anything)))}
     | {"step": integer(0), "seeds": mapping({}, more=list_of(optional(number())))}
 )
 ENVIRONMENT = {
