@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stochflow.engines.base import Engine, Request, Trace, Walk
 from stochflow.engines.choose import Word, walk
+from stochflow.errors import UserError
 from stochflow.learn.buffer import Buffer, join
 from stochflow.learn.rollout import compiled_steps
 from stochflow.nets.policy import Policy
@@ -140,6 +141,15 @@ class Logged(Source):
 
         score, real = log.score.gather(1, chosen), log.real.gather(1, chosen)
         return Trajectories(draw(log.states), draw(log.actions), draw(log.moves), draw(log.alive), score, real)
+
+
+def refuse_unknown_actions(traj: Trajectories) -> None:
+    """UserError where a step that is to be learned from has no action (-1): its chance under the policy is not known."""
+    if bool((traj.alive & (traj.actions < 0)).any()):
+        raise UserError(
+            "trajectories whose actions are unknown (-1) were given to an objective over actions and moves: "
+            "take tb, db, subtb or logvar in the marginal form, which need the moves alone"
+        )
 
 
 class Mixed(Source):

@@ -26,7 +26,7 @@ from stochflow.training import distributed
 from stochflow.training.noise import NoiseLearner, NoiseTraining
 from stochflow.training.recorded import OracleCalls, recorded
 from stochflow.training.search.paths import code
-from stochflow.training.sources import OnPolicy, Source
+from stochflow.training.sources import OnPolicy, Source, refuse_unknown_actions
 from stochflow.types import PolicyOut, Task, Trajectories, World
 
 STATS = (
@@ -92,6 +92,7 @@ class Trainer:
             task, policy, dynamics, objective, batch, *flats, iteration.compile, plain, noise.buffer is not None, known
         )
         self.engines = choose(self.job, iteration.engine)
+        self._needs_actions = not objective.needs.isdisjoint({"log_pf", "log_pa"}) and not isinstance(source, OnPolicy)
         self._by_trace = self.engines.gradient.name != "eager"
         source.use(
             self.engines.walk, iteration.engine, self.engines.gradient.new_trace(self.job) if self._by_trace else None
@@ -156,6 +157,8 @@ class Trainer:
         learned_from = walk.trajectories
         if walk.trace is None:
             learned_from = self.source.mix(learned_from)
+            if self._needs_actions and (self.steps_done == 0 or self.policy.device.type == "cpu"):
+                refuse_unknown_actions(learned_from)
             with self.noise.averaged():
                 loss, figures = self._loss(learned_from, note)
             self.policy_flat.differentiate(loss)
