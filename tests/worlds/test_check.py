@@ -485,3 +485,30 @@ def test_an_exactness_that_is_not_there_is_named():
     channel.alpha = 0.3
     assert not channel.exact
     assert not Known(Strings("AC", 3), channel).exact
+
+
+class Blind(Strings):
+    """Features that forget the order of the letters."""
+
+    free = False
+
+    def features(self, state):
+        return super().features(state).unflatten(-1, (self.length, -1)).sum(-2)
+
+    def switched(self, move, t):
+        return None
+
+
+def test_features_that_cannot_tell_states_apart_are_reported(caplog):
+    check_env(Blind("AC", 4))
+    assert "are the same for" in caplog.text
+    first, second = ("('AC", "('CA")
+    assert first in caplog.text or second in caplog.text
+    caplog.clear()
+    for env in (
+        *SOUND,
+        Conditioned(Strings("AC", 3), torch.arange(4.0).unsqueeze(1)),
+        Conditioned(Grid(2, 3), torch.ones(2, 1)),
+    ):
+        check_env(env)
+    assert "are the same for" not in caplog.text

@@ -47,6 +47,7 @@ def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0
     _beginning(env, walks[:, 0])
     edges = _all_edges(env, met)  # before the horizon: a wrong mask also makes walks too long
     _batch_dims(env, met)
+    _told_apart(env, met, seed)
     _freedom(env, walks)
     _ending(env, walks[:, -1])
     states = _list_states(env, walks, largest)
@@ -212,6 +213,31 @@ def _batch_dims(env: Env, states: Tensor) -> None:
     for batch in ((), (2, 3)):
         rows = None if env.contexts is None else torch.zeros(batch, dtype=torch.long)
         _expect(env, f"initial({batch})", env.initial(batch, rows), (*batch, env.state_dim), torch.int64)
+
+
+def _told_apart(env: Env, met: Tensor, seed: int) -> None:
+    """Warns of two states with the same features and something left to decide: a trunk that reads features treats them alike."""
+    width = env.features(met[:1]).shape[-1]
+    weight = torch.rand(width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows, marks = [], []
+    for part in met.split(_together(env)):
+        part = part[~env.complete(part)]
+        rows.append(part)
+        marks.append((env.features(part).double() * weight).sum(-1))  # the same number for the same features
+    state, mark = torch.cat(rows), torch.cat(marks)
+    row = state[:, 0] if env.contexts is not None else torch.zeros_like(state[:, 0])  # contexts are read apart
+    _, group = torch.stack([row.double(), mark], 1).unique(dim=0, return_inverse=True)
+    double = group.bincount() > 1
+    if not bool(double.any()):
+        return
+    alike = state[group == int(double.to(torch.uint8).argmax())][:2]
+    seen = env.features(alike)
+    if torch.equal(seen[0], seen[1]):
+        log.warning(
+            "features() of %r are the same for %s and %s, which differ: a network that reads features (mlp) cannot tell them apart; "
+            "add what differs, or take a trunk that reads states",
+            env, _show(env, alike[0]), _show(env, alike[1]),
+        )  # fmt: skip
 
 
 # geometry ---------------------------------------------------------------------------------------------------------
