@@ -23,6 +23,7 @@ from stochflow.errors import UserError, did_you_mean
 from stochflow.files.reading import shown
 from stochflow.law.verdict import verdict
 from stochflow.runs.config import OBJECTIVES, TASKS, Config, Train, UserTask
+from stochflow.runs.ranges import check_numbers
 
 COMMANDS = {
     "train TASK": "train a sampler and measure it against the best that is possible",
@@ -329,6 +330,7 @@ def _sample(words: list[str]) -> int:
     asked = parsed(Sample, words, prog="stochflow sample")
     if asked.n < 1:
         raise UserError(f"-n is {asked.n}, but at least one object must be drawn")
+    check_numbers({"n": asked.n, "seed": asked.seed}, {"n": (1, 10**9), "seed": (-(2**31), 2**63 - 1)})
     if is_forecast(asked.run):
         return sample_forecast(asked.run, asked.n, asked.seed, asked.out)
     kind: str = asked.format

@@ -14,7 +14,8 @@ import tyro
 from stochflow.cli import design_noise
 from stochflow.cli.complaints import parsed
 from stochflow.cli.design_words import columns_of, noise_of
-from stochflow.errors import UserError, did_you_mean
+from stochflow.errors import UserError, did_you_mean, one_line
+from stochflow.files.reading import shown
 
 USAGE = """usage: stochflow design SUBCOMMAND ...
 
@@ -208,14 +209,14 @@ def _new(words: list[str]) -> int:
     )
     made = Campaign.new(asked.campaign, asked.data, about)
     s, m = made.settings, made.measured()
-    print(f"campaign: {made.path}")
+    print(f"campaign: {shown(made.path)}")
     for note in made.notes:
-        print(f"  {note}")
+        print(f"  {one_line(note)}")
     lengths = f"{s.min_length}" if s.min_length == s.max_length else f"{s.min_length} to {s.max_length}"
-    print(f"  {len(m.sequences)} different sequences over {s.alphabet}, designs of length {lengths}")
+    print(f"  {len(m.sequences)} different sequences over {shown(s.alphabet)}, designs of length {lengths}")
     for c, column in enumerate(s.columns):
         found = made.best(m)[column.name]
-        print(f"  {column.describe()}; best so far {found['value']:.4g} ({found['sequence'][:60]})")
+        print(f"  {one_line(column.describe())}; best so far {found['value']:.4g} ({shown(found['sequence'], 60)})")
         repeated = int((m.counts[:, c] > 1).sum())
         if repeated:
             print(
@@ -225,7 +226,7 @@ def _new(words: list[str]) -> int:
         print("  more is taken as better: say --minimise where less is")
     if s.noise is not None:
         print(f"  the synthesiser errs: {s.noise.describe()}")
-    print(f"next: stochflow design propose {made.path} --batch 96")
+    print(f"next: stochflow design propose {shown(made.path)} --batch 96")
     return 0
 
 
@@ -253,7 +254,7 @@ def _propose(words: list[str]) -> int:
     for part in campaign.model_figures() or []:
         best = part["considered"][0]
         print(
-            f"{part['column']}: {part['chosen']}, rank correlation {best['rank_correlation']:.2f} on held-out groups ({best['groups']} groups of {best['rows']} sequences)"
+            f"{shown(part['column'])}: {shown(part['chosen'])}, rank correlation {best['rank_correlation']:.2f} on held-out groups ({best['groups']} groups of {best['rows']} sequences)"
         )
         if held_together(part):
             print(f"  {held_together(part)}")
@@ -261,19 +262,21 @@ def _propose(words: list[str]) -> int:
             if q is None:
                 print(f"  too few groups for a {float(level):.0%} interval, so none is given")
     for note in campaign.notes:
-        print(note)
+        print(one_line(note))
     said = expected_words(read_json(folder / "done.json"), campaign.settings.columns[0].name).strip()
     if said:
-        print(said)
+        print(one_line(said))
     print(f"{len(rows)} well{'s' if len(rows) > 1 else ''}:")
     for row in rows[:5]:
-        print(f"  {row['well']:<4} {row['id']}  {row['sequence'][:60]}  {row['reason']}")
+        print(one_line(f"  {row['well']:<4} {row['id']}  {row['sequence'][:60]}  {row['reason']}"))
     if len(rows) > 5:
         print(f"  ... and {len(rows) - 5} more")
     print("written:")
     for name in ("proposal.csv", "proposal.fasta"):
-        print(f"  {folder / name}")
-    print(f"next: fill in the measured column beside the ids, then stochflow design record {campaign.path} FILE.csv")
+        print(f"  {shown(folder / name)}")
+    print(
+        f"next: fill in the measured column beside the ids, then stochflow design record {shown(campaign.path)} FILE.csv"
+    )
     return 0
 
 
@@ -284,9 +287,9 @@ def _record(words: list[str]) -> int:
     campaign = Campaign.open(asked.campaign)
     told = campaign.tell(asked.measured, asked.again)
     for sentence in told.sentences():
-        print(sentence)
+        print(one_line(sentence))
     for name, found in campaign.best().items():
-        print(f"best {name} so far: {found['value']:.4g} ({found['sequence'][:60]})")
+        print(f"best {shown(name)} so far: {found['value']:.4g} ({shown(found['sequence'], 60)})")
     for entry in campaign.history():
         if entry["round"] not in told.rounds:
             continue
@@ -294,7 +297,7 @@ def _record(words: list[str]) -> int:
             for level in (80, 95):
                 if f"covered{level}" in about:
                     print(
-                        f"{name}, round {entry['round']}: {about[f'covered{level}']:.0%} of {about[f'covered{level}_of']} measured designs lay in their {level} % interval"
+                        f"{shown(name)}, round {entry['round']}: {about[f'covered{level}']:.0%} of {about[f'covered{level}_of']} measured designs lay in their {level} % interval"
                     )
     return 0
 
@@ -311,10 +314,12 @@ def _status(words: list[str]) -> int:
         print(as_json({"rounds": history, "pending": pending, "failed": failed, "best": campaign.best()}).decode())
         return 0
     print(
-        f"{campaign.path}: {len(campaign.measured().sequences)} sequences measured, {len(history) - 1} rounds proposed"
+        f"{shown(campaign.path)}: {len(campaign.measured().sequences)} sequences measured, {len(history) - 1} rounds proposed"
     )
     writer = csv.writer(sys.stdout, delimiter="\t", lineterminator="\n")
-    writer.writerow(["round", "proposed", "measured", "failed", *[f"best {c.name}" for c in campaign.settings.columns]])
+    writer.writerow(
+        ["round", "proposed", "measured", "failed", *[f"best {shown(c.name)}" for c in campaign.settings.columns]]
+    )
     for entry in history:
         best = []
         for column in campaign.settings.columns:
@@ -333,7 +338,7 @@ def _report(words: list[str]) -> int:
     from stochflow.design.campaign import Campaign
     from stochflow.design.page import write_page
 
-    print(write_page(Campaign.open(asked.campaign), asked.out))
+    print(shown(write_page(Campaign.open(asked.campaign), asked.out)))
     return 0
 
 
@@ -352,6 +357,6 @@ def _simulate(words: list[str]) -> int:
     print(f"mean of the {TOP} best values after each round (0: the first data)")
     for name, curve in done.curves.items():
         print(f"  {name:<18} " + "  ".join(f"{v:.4g}" for v in curve))
-    print(f"dry run: {done.campaign.path}")
-    print(f"page: {write_page(done.campaign)}")
+    print(f"dry run: {shown(done.campaign.path)}")
+    print(f"page: {shown(write_page(done.campaign))}")
     return 0

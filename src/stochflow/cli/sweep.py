@@ -12,9 +12,11 @@ import tyro
 
 from stochflow.cli.complaints import parsed
 from stochflow.cli.parsing import as_config, explained, parse_task, task_and_flags
+from stochflow.files.reading import shown
 from stochflow.law.verdict import number
 from stochflow.runs import sweep as sweeps
 from stochflow.runs.config import TASKS, Train, UserTask
+from stochflow.runs.ranges import check_numbers
 
 HELP = {
     "grid": "settings and their values, as in lr=1e-3,3e-3 objective=db,tb; low..high is a range, which needs --trials",
@@ -80,11 +82,12 @@ def _again(path: Path, words: list[str]) -> int:
 
 def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None) -> int:
     total = asked.trials if trials is None else trials
+    check_numbers({"workers": asked.workers, "trials": total}, {"workers": (0, 1024), "trials": (0, 10**6)})
     sweeps.check_grid(grid, total)
     workers = asked.workers or sweeps.cores()
     begun = time.monotonic()
     if not asked.quiet:
-        print(f"sweep folder: {out}", flush=True)
+        print(f"sweep folder: {shown(out)}", flush=True)
 
     done = 0
 
@@ -93,7 +96,9 @@ def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None)
         done += 1
         if not asked.quiet:
             found = cell.failed or ("no figure" if cell.value is None else number(cell.value))
-            print(f"cell {done} of {total}  {cell.folder}  {found}  {time.monotonic() - begun:.0f} s", flush=True)
+            print(
+                f"cell {done} of {total}  {cell.folder}  {shown(found)}  {time.monotonic() - begun:.0f} s", flush=True
+            )
 
     by = getattr(asked, "by", "")
     found = sweeps.sweep(base, grid, out, trials=total, workers=workers, on=asked.on, by=by, tell=tell)
@@ -103,5 +108,5 @@ def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None)
 
     console = Console(highlight=False)
     console.print(table(found, rows_of(found)))
-    print(write_sweep(out))
+    print(shown(write_sweep(out)))
     return 0 if any(c.value is not None for c in found.cells) else 1

@@ -52,7 +52,7 @@ class Campaign:
         found = read_data(data, about.sequence, names, about.alphabet)
         enough(found)
         columns = about.columns or (Column(found.columns[0], "minimise" if about.minimise else "maximise"),)
-        settings = _settings(found, about, columns)
+        settings = _settings(found, about, columns).check("the new campaign", "give another value")
         files: dict[str, bytes] = {}
         if about.rules:
             files["rules.toml"] = read_bytes(about.rules)

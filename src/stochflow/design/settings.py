@@ -91,7 +91,7 @@ class Settings:
             raise UserError(f"{where} cannot be read ({error}): restore it from a copy") from error
         return made.check(where)
 
-    def check(self, where: str) -> Settings:
+    def check(self, where: str, remedy: str = "restore the file from a copy") -> Settings:
         """Itself, where every value has the type and range that the rest of the package relies on."""
         try:
             held = (
@@ -124,7 +124,7 @@ class Settings:
             ) from error
         for what, fine in held:
             if not fine:
-                raise UserError(f'{where}: the setting "{what}" makes no sense: restore the file from a copy')
+                raise UserError(f'{where}: the setting "{what}" makes no sense: {remedy}')
         return self
 
 
@@ -173,12 +173,16 @@ class Ask:
     seed: int | None = None
 
     def check(self) -> Ask:
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise UserError(f"--seed {self.seed} must lie between 0 and {2**63 - 1}")
         if self.batch < 1 or self.batch > 100_000:
             raise UserError(f"--batch {self.batch} must lie between 1 and 100000")
         if self.replicate < 0 or self.steps < 1 or min(self.min_distance or 0, self.max_distance or 0) < 0:
             raise UserError(
                 "--replicate, --min-distance and --max-distance must not be negative, and --steps must be at least 1"
             )
+        if self.steps > 10**9:
+            raise UserError(f"--steps {self.steps} must be at most {10**9}")
         if self.replicate + len(self.controls) >= self.batch:
             raise UserError(
                 f"--batch {self.batch} has no well left beside {self.replicate} repeats and {len(self.controls)} controls: make it larger"

@@ -27,11 +27,12 @@ from typing import Any
 from stochflow.design.settings import Settings
 from stochflow.errors import UserError
 from stochflow.files import reading
-from stochflow.runs.atomic import replacing
+from stochflow.runs.atomic import refuse_special, replacing
 from stochflow.types import plain
 
 Row = dict[str, Any]
 OK, FAILED = "ok", "failed"
+FOLDERS = ("measured", "sources", "rounds")
 NEEDED = ("id", "sequence", "role", "well")  # of every proposal
 
 
@@ -56,7 +57,7 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
             with locked(path):
                 _refuse(path)
-                for name in ("measured", "sources", "rounds"):
+                for name in FOLDERS:
                     (path / name).mkdir(exist_ok=True)
                     for old in (path / name).iterdir():  # of a `new` that was killed
                         shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -152,6 +153,12 @@ class Store:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """The folder's lock, so that two processes do not write at once; free again when its process ends, however it ends."""
+    for name in FOLDERS:  # nothing is written or removed behind a link that a folder brought along
+        if (path / name).is_symlink():
+            raise UserError(
+                f"{reading.shown(path / name)} is a link, and only a campaign's own folders are written: replace it"
+            )
+    refuse_special(path / ".lock")
     with named_errors(path), (path / ".lock").open("a") as file:
         try:
             import fcntl
@@ -215,7 +222,7 @@ def short(value: Any) -> Any:
 
 def read_csv(file: Path, needed: Sequence[str] = ()) -> list[Row]:
     """The rows of a file of the folder; every row has the columns that are needed."""
-    text = reading.read_text(file, in_folder=True)
+    text = reading.read_cells(file)
     try:
         rows = list(csv.DictReader(io.StringIO(text)))
     except csv.Error as error:

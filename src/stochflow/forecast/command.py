@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import tempfile
 from collections.abc import Callable
@@ -13,13 +14,16 @@ import numpy as np
 
 from stochflow import __version__
 from stochflow.errors import UserError
-from stochflow.files.reading import read_json, shown
+from stochflow.files.memory import need
+from stochflow.files.reading import read_cells, read_json, shown
 from stochflow.forecast import report
 from stochflow.forecast.config import Forecast
 from stochflow.forecast.forecaster import Forecaster
 from stochflow.forecast.frame import SHIPPED, read_csv, shipped
 from stochflow.forecast.page import TILTED, write_page
 from stochflow.forecast.training import Watch
+from stochflow.runs.atomic import refuse_special, replacing, text_file
+from stochflow.runs.export import harmless
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,6 +80,8 @@ def forecast_command(
             return _written(folder, target, forecaster, {}, word, tilt)
     word = "co2" if data is None else str(data)
     frame = _frame(word)
+    series = frame[settings.id_col].nunique() if settings.id_col in frame else 1
+    _need_memory(settings, series)
     if settings.origins:
         report.need_metrics()
     with report.whole_folder(target) as folder:  # refuses a folder in use before anything is trained
@@ -85,6 +91,16 @@ def forecast_command(
             metrics = _tested(forecaster, frame, folder)
         forecaster.fit(frame)
         return _written(folder, target, forecaster, metrics, word, tilt)
+
+
+def _need_memory(settings: Forecast, series: int, row: int = 16) -> None:
+    """UserError where the futures or the network of a forecast would not fit; `row`: bytes of one value of one future."""
+    s = settings
+    futures = float(row) * s.samples * s.horizon * series * (1 + s.origins)
+    need(futures, f"{s.samples} futures of {series} series", "lower --samples (-n of sample), --horizon or --origins")
+    if s.network != "off":  # weights, gradients, moments and the average; then what a batch leaves for its gradient
+        net = 20.0 * s.seeds * s.hidden * (8 * s.hidden + s.bins) + 8.0 * s.seeds * s.batch * s.horizon * s.hidden
+        need(net, "the network", "lower --seeds, --hidden or --batch")
 
 
 def _frame(word: str) -> pd.DataFrame:
@@ -97,13 +113,13 @@ def _tested(forecaster: Forecaster, frame: pd.DataFrame, folder: Path) -> dict[s
 
     s = forecaster.settings
     tested = forecaster.backtest(frame)
-    tested.table.to_csv(folder / "backtest.csv", index=False)
+    _to_csv(tested.table, folder / "backtest.csv")
     value = report.crps(tested.samples, tested.truth)
     cutoffs = tested.table["cutoff"][:: s.horizon]
     windows = pandas.DataFrame({"unique_id": tested.names, "cutoff": list(cutoffs), "crps": np.nanmean(value, 1)})
-    windows.to_csv(folder / "windows.csv", index=False)
+    _to_csv(windows, folder / "windows.csv")
     if s.rivals:
-        tested.against(s.rivals).to_csv(folder / "rivals.csv", index=False)
+        _to_csv(tested.against(s.rivals), folder / "rivals.csv")
     figures = {**tested.measure(), **tested.joint()}
     if tested.skipped:
         figures["series_left_out"] = len(tested.skipped)
@@ -124,8 +140,8 @@ def _write(
     """(forecasts, figures): everything of a folder but the back-test's tables and the page."""
     table = forecaster.predict()
     drawn = forecaster.sample()
-    table.to_csv(folder / "forecasts.csv", index=False)
-    np.save(folder / "samples.npy", drawn, allow_pickle=False)
+    _to_csv(table, folder / "forecasts.csv")
+    _to_npy(drawn, folder / "samples.npy")
     past = zip(forecaster.tracks, forecaster.stamps, strict=True)
     history = {t.name: (forecaster.schema.shown(when), t.y) for t, when in past}
     settings = forecaster.settings
@@ -134,8 +150,8 @@ def _write(
     if tilt is not None:
         found, tilted = tilted_futures(forecaster, tilt)
         metrics = {**metrics, **found}
-        tilted.table().to_csv(folder / "tilted.csv", index=False)
-        np.save(folder / "tilted.npy", tilted.paths, allow_pickle=False)
+        _to_csv(tilted.table(), folder / "tilted.csv")
+        _to_npy(tilted.paths, folder / "tilted.npy")
         report.tilt_chart(folder / "tilted.png", history[tilted.series], tilted, recent)
     report.write_json(folder / "metrics.json", metrics)
     fitted = forecaster._need()
@@ -179,6 +195,22 @@ def tilted_futures(forecaster: Forecaster, tilt: Tilt) -> tuple[dict[str, Any], 
     return {**figures, "score_tilted": made.mean(tilt.score), "score_own": float(own.mean())}, made
 
 
+def _harmless(table: pd.DataFrame) -> pd.DataFrame:
+    """The table without cells that a spreadsheet would take for formulas."""
+    words = {c: table[c].map(harmless) for c in table.columns if table[c].dtype == object}
+    return table.assign(**words).rename(columns=harmless)
+
+
+def _to_csv(table: pd.DataFrame, path: Path) -> None:
+    with text_file(path) as file:
+        _harmless(table).to_csv(file, index=False)
+
+
+def _to_npy(array: np.ndarray, path: Path) -> None:
+    with replacing(path) as file:
+        np.save(file, array, allow_pickle=False)
+
+
 # folders --------------------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +224,10 @@ def sample_folder(folder: Path, n: int, seed: int, out: Path | None) -> str:
     import pandas
 
     forecaster = Forecaster.load(folder)
-    forecaster.settings = dataclasses.replace(forecaster.settings, samples=n, seed=forecaster.settings.seed + seed)
+    forecaster.settings = dataclasses.replace(
+        forecaster.settings, samples=n, seed=forecaster.settings.seed + seed
+    ).check()
+    _need_memory(dataclasses.replace(forecaster.settings, origins=0, network="off"), len(forecaster.tracks), 100)
     drawn = forecaster.sample()
     when = forecaster.ahead(forecaster.tracks, forecaster.stamps)
     parts = [
@@ -208,8 +243,8 @@ def sample_folder(folder: Path, n: int, seed: int, out: Path | None) -> str:
     ]
     table = pandas.concat(parts)
     if out is None:
-        return table.to_csv(index=False)
-    table.to_csv(out, index=False)
+        return _harmless(table).to_csv(index=False)
+    _to_csv(table, out)
     return f"{len(table)} rows written to {shown(out)}\n"
 
 
@@ -221,7 +256,7 @@ def resume_folder(folder: Path, steps: int, watch: Watch | None = None) -> str:
     old = forecaster.settings.steps
     if steps and steps <= old:
         raise UserError(f"{shown(folder)} was allowed {old} training iterations: give more with --steps")
-    forecaster.settings = dataclasses.replace(forecaster.settings, steps=steps or old)
+    forecaster.settings = dataclasses.replace(forecaster.settings, steps=steps or old).check()
     forecaster.watch = watch or forecaster.watch
     forecaster.refit()
     kept = {k: v for k, v in _told(folder / "metrics.json").items() if not k.startswith(TILTED)}
@@ -230,6 +265,7 @@ def resume_folder(folder: Path, steps: int, watch: Watch | None = None) -> str:
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
         _write(Path(made), forecaster, kept, word, None)
         for file in Path(made).iterdir():
+            refuse_special(folder / file.name)
             os.replace(file, folder / file.name)
     for file in ("tilted.csv", "tilted.npy", "tilted.png"):
         (folder / file).unlink(missing_ok=True)
@@ -244,6 +280,22 @@ def _told(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _windows(path: Path) -> pd.Series:
+    """The scores of a back-test's windows, by series and cutoff."""
+    import pandas
+
+    try:
+        found = pandas.read_csv(io.StringIO(read_cells(path)), dtype={"unique_id": str, "cutoff": str})
+        scores = found.set_index(["unique_id", "cutoff"])["crps"].astype(float)
+        return scores[~scores.index.duplicated()]
+    except (KeyError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{shown(path)} is no table of unique_id, cutoff and crps ({error}): restore it, or forecast again"
+        ) from None
+
+
 def compare_folders(folders: list[Path]) -> str:
     """Back-tests side by side: mean CRPS over the windows that all share, and the difference from the first with a 95 % interval."""
     import pandas
@@ -252,7 +304,7 @@ def compare_folders(folders: list[Path]) -> str:
     for folder in folders:
         if not (folder / "windows.csv").is_file():
             raise UserError(f"{shown(folder)} holds no back-test: forecast it with --origins above 0")
-        tables.append(pandas.read_csv(folder / "windows.csv").set_index(["unique_id", "cutoff"])["crps"])
+        tables.append(_windows(folder / "windows.csv"))
     joined = pandas.concat(tables, axis=1, join="inner", keys=range(len(tables))).dropna()
     if not len(joined):
         raise UserError("these forecasts have no window in common: back-test them on the same series and origins")

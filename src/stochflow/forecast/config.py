@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stochflow.errors import UserError
+from stochflow.runs import ranges
+from stochflow.runs.ranges import check_numbers
 
 RIVALS = ("naive", "ets", "theta", "arima", "mstl")
 Mode = Literal["nll", "mse", "mae", "mix"]
@@ -97,6 +99,7 @@ class Forecast:
         self._need("mix", 0 < self.mix < 1, "a weight between 0 and 1")
         self._need("stick", 0 <= self.stick < 1, "a probability of at least 0 and below 1")
         self._need("bins", 4 <= self.bins <= 256, "between 4 and 256")
+        check_numbers(dataclasses.asdict(self), ranges.FORECAST)
         for rival in self.rivals:
             self._need("rivals", rival in RIVALS, "names among " + ", ".join(RIVALS))
         for level in self.levels:

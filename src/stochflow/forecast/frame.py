@@ -5,6 +5,7 @@ pandas is imported where it is used. A message names the line of the file (or th
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.reading import MB, read_unpacked
 from stochflow.forecast.stamps import (
     STAMP,
     are_numbers,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ID, VALUE = "unique_id", "y"
+MOST = 1024 * MB  # of a table that is read
 SHIPPED = ("co2", "co2_weekly", "air_passengers", "sea_temperature", "seattle_weather")
 
 
@@ -109,7 +112,10 @@ def read_csv(path: str | Path) -> pd.DataFrame:
             f"{ID}, {STAMP} and {VALUE}, or the name of a series that ships with the package ({', '.join(SHIPPED)})"
         )
     try:
-        found = pandas.read_csv(path, dtype=str, skipinitialspace=True)
+        content = read_unpacked(path, MOST)
+        found = pandas.read_csv(io.BytesIO(content), dtype=str, skipinitialspace=True)
+    except UserError:
+        raise
     except (ValueError, UnicodeDecodeError, OSError) as problem:
         raise UserError(
             f"{path} cannot be read as a CSV file ({problem}): give one with the columns {ID}, {STAMP} and {VALUE}"

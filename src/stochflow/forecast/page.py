@@ -9,15 +9,19 @@ import base64
 import csv
 import html
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-from stochflow.files.reading import read_bytes, read_json, read_text
+from stochflow.errors import UserError
+from stochflow.files.reading import read_bytes, read_cells, read_json, shown
+from stochflow.files.schema import anything, mapping
 from stochflow.forecast.report import TOLD
 from stochflow.runs.atomic import write_text
 
 MOST = 1 << 28
 TILTED = ("event", "tilt", "score")  # how the names of figures of tilted futures begin
+_OBJECT = mapping({}, more=anything)
 ROWS = 60  # of a table that are shown
 
 STYLE = """
@@ -34,9 +38,9 @@ def write_page(folder: Path, title: str) -> Path:
 
 
 def page(folder: Path, title: str) -> str:
-    config = read_json(folder / "config.json", most=MOST)
-    metrics = read_json(folder / "metrics.json", most=MOST) if (folder / "metrics.json").is_file() else {}
-    chosen = config.get("chosen", {}) if isinstance(config, dict) else {}
+    config = read_json(folder / "config.json", mapping({"chosen": _OBJECT, "forecast": _OBJECT}, more=anything), MOST)
+    metrics = read_json(folder / "metrics.json", _OBJECT, MOST) if (folder / "metrics.json").is_file() else {}
+    chosen = config.get("chosen", {})
     parts = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(_verdict(metrics, chosen))}</p>"]
     parts.append(_picture(folder, "fan.png", "Forecasts: intervals, median and some of the futures"))
     if (folder / "tilted.png").is_file():
@@ -59,7 +63,7 @@ def page(folder: Path, title: str) -> str:
     parts.append(_table(folder / "backtest.csv", "What was forecast and what happened", ""))
     parts.append(_table(folder / "forecasts.csv", "Forecasts", ""))
     settings = {
-        **(config.get("forecast", {}) if isinstance(config, dict) else {}),
+        **config.get("forecast", {}),
         **{f"chosen: {k}": v for k, v in chosen.items()},
     }
     parts += ["<h2>Settings</h2>", _rows([("setting", "value"), *[(k, _text(v)) for k, v in settings.items()]])]
@@ -101,7 +105,12 @@ def _figures(found: dict[str, Any]) -> str:
 
 
 def _lines(path: Path) -> list[list[str]]:
-    return list(csv.reader(read_text(path, MOST).splitlines())) if path.is_file() else []
+    if not path.is_file():
+        return []
+    try:
+        return [row for row in csv.reader(read_cells(path, MOST).splitlines()) if row]
+    except csv.Error as error:
+        raise UserError(f"{shown(path)} is no CSV file that can be read ({error}): restore or remove it") from None
 
 
 def _table(path: Path, title: str, note: str) -> str:
@@ -121,14 +130,24 @@ def _by_series(path: Path) -> str:
     """Mean CRPS of each series."""
     found = _lines(path)[1:]
     each: dict[str, list[float]] = {}
-    for name, _, value in found:
-        if value:
-            each.setdefault(name, []).append(float(value))
+    for row in found:
+        name, value = row[0], _score(row)
+        if value is not None:
+            each.setdefault(name, []).append(value)
     if len(each) < 2:
         return ""
     worst = sorted(each.items(), key=lambda x: -sum(x[1]) / len(x[1]))
     rows = [(name, f"{sum(v) / len(v):.4g}", str(len(v))) for name, v in worst[:ROWS]]
     return "<h2>By series</h2>" + _rows([("series", "CRPS", "windows"), *rows])
+
+
+def _score(row: list[str]) -> float | None:
+    """The third cell as a number; None where it is none."""
+    try:
+        value = float(row[2])
+    except (IndexError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _rows(rows: list[tuple[str, ...]]) -> str:

@@ -18,6 +18,7 @@ def check_memory(task: Task, train: Train, cuda: bool = False) -> None:
     rows = train.seeds * train.batch
     parts = {
         "trajectories": (trajectories(env, rows), "--batch, --seeds, or the size of the task"),
+        "the final look": (trajectories(env, train.seeds * train.look), "--look"),
         "networks": (parameters(env, train) * FLOAT * 5 * train.seeds, "--hidden, --layers, --seeds, or the size of the task"),
         "replay": (replay(env, train) if train.replay else 0, "--replay-size or --seeds"),
         "activations": (activations(env, train, rows), "--batch, --seeds, --hidden, or the size of the task"),

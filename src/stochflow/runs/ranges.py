@@ -38,6 +38,27 @@ TRAIN: dict[str, tuple[float, float]] = {
     "oracle_timeout": (0, 1e9),
     "oracle_retries": (0, 1000),
     "threads": (0, 1024),
+    "look": (0, 10**8),
+    "lag": (0, 1000),
+    "oracle_calls": (0, 10**12),
+    "children": (0, 10**8),
+    "ask_every": (1, 10**9),
+}
+FORECAST: dict[str, tuple[float, float]] = {
+    "horizon": (1, 10**5),
+    "window": (0, 10**6),
+    "season": (0, 10**6),
+    "beta": (0, 1e9),
+    "bins": (4, 256),
+    "stride": (1, 10**6),
+    "origins": (0, 10**5),
+    "samples": (1, 10**8),
+    "steps": (1, 10**9),
+    "batch": (1, 10**6),
+    "lr": (0, 10),
+    "hidden": (1, 10**5),
+    "seed": (-(2**31), 2**31 - 1),
+    "seeds": (1, 10**4),
 }
 TASKS: dict[str, dict[str, tuple[float, float]]] = {
     "grid": {"ndim": (1, 10**4), "side": (2, 10**6), "base": (0, 1e6)},

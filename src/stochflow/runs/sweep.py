@@ -26,6 +26,7 @@ from stochflow.runs.config import Config, Train, UserTask, task_of, train_for
 from stochflow.runs.folder import is_run, write_json
 
 FORMAT = 1
+CELLS = 100_000
 LOWER = ("excess_tv", "tv", "kl_target_model", "log_z_error", "dynamics_tv")  # figures that are better low
 MAIN = ("excess_tv", "tv", "elbo", "top_score")  # a sweep is about the first that its cells have
 FOLDER = re.compile(r"\d{4,}-[A-Za-z0-9._-]{1,80}")
@@ -198,6 +199,9 @@ def check_grid(grid: Grid, trials: int) -> list[str]:
         raise UserError(f"--grid {ranged[0]} is a range, so say how many cells to try: --trials N")
     if trials and not ranged:
         raise UserError("--trials is for ranges, as in --grid lr=1e-4..1e-2; a grid of values runs all its cells")
+    cells = 1 if ranged else math.prod(len(v) for v in grid.values() if not isinstance(v, Range))
+    if cells > CELLS:
+        raise UserError(f"--grid makes {cells} cells, but a sweep holds at most {CELLS}: give fewer values")
     return ranged
 
 

@@ -17,10 +17,12 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from stochflow.errors import UserError
+from stochflow.files.memory import need
 from stochflow.scores.cluster import start_ray, stop_ray
 from stochflow.scores.oracles import Around, TextOracle
 
 Make = Callable[[], TextOracle]
+WORKER = 150 << 20  # bytes of a process that has imported torch
 DEATHS = 3  # workers that one part may cost before it is the part that is blamed
 PARTS = 4  # for each worker and batch: a slow part at the end keeps the others waiting no longer than a quarter
 
@@ -34,9 +36,11 @@ def workers_of(word: str) -> tuple[int, bool]:
         return 0, False
     if (number and not number.isdecimal()) or (ray and word == "ray:") or (not ray and count):
         raise UserError(f"--oracle-workers {word}: give a number of processes, ray, or ray:N")
-    found = int(number) if number else multiprocessing.cpu_count()
+    found = (int(number) if len(number) < 8 else 10**8) if number else multiprocessing.cpu_count()
     if found < 1:
         raise UserError(f"--oracle-workers {word}: give at least one worker")
+    if not ray:
+        need(found * WORKER, f"--oracle-workers {word[:12]}", "take fewer processes")
     return found, ray
 
 
