@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -9,11 +10,12 @@ import pytest
 
 from stochflow.cli import commands
 from stochflow.errors import UserError
+from stochflow.look.labels import LABELS
 from stochflow.look.sweep import rows_of, write_sweep
 from stochflow.runs import sweep as sweeps
 from stochflow.runs.config import configure
 from stochflow.runs.folder import Run
-from stochflow.runs.sweep import Range, parse_grid, read_sweep, sweep
+from stochflow.runs.sweep import Range, parse_grid, read_sweep, sweep, with_settings
 
 BASE = configure("grid", side=3, stick=0.1, steps=4, batch=8, hidden=8, seeds=2)
 
@@ -42,9 +44,9 @@ def test_every_cell_is_a_run_of_its_own_settings_and_runs_once(tmp_path):
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch):
     real, done = sweeps.run_cell, []
 
-    def stopping(folder, config):
+    def stopping(folder, config, free):
         done.append(folder)
-        return {"interrupted": True} if len(done) == 2 else real(folder, config)
+        return {"interrupted": True} if len(done) == 2 else real(folder, config, free)
 
     monkeypatch.setattr(sweeps, "run_cell", stopping)
     grid = {"lr": [1e-3, 1e-2, 1e-1]}
@@ -128,6 +130,52 @@ def test_a_grid_is_read_by_the_types_of_its_settings():
         "side": Range(4, 8),
         "explore": Range(0.01, 0.5, log=True),
     }
+
+
+def test_a_setting_of_two_types_is_read_as_a_number_where_it_is_one():
+    base = configure("peptide", steps=1)
+    assert parse_grid(["beta=2,auto"], base) == {"beta": [2.0, "auto"]}
+    assert parse_grid(["beta=1..20"], base) == {"beta": Range(1.0, 20.0, log=True)}
+    assert with_settings(base, {"beta": 2.0}).task.beta == 2.0
+
+
+def test_cells_get_the_defaults_that_the_task_gets_alone(tmp_path):
+    """Strings too many to list are trained otherwise than short ones; a sweep must not compare something else."""
+    words = "peptide --min-length 49 --batch 8 --hidden 8 --oracle-calls 40".split()
+    cells = ["--grid", "lr=1e-3,1e-2", "--workers", "1", "--quiet", "--out", str(tmp_path / "s")]
+    assert commands.main(["sweep", *words, "--steps", "2", *cells]) == 0
+    assert (
+        commands.main(["train", *words, "--steps", "2", "--lr", "1e-3", "--quiet", "--out", str(tmp_path / "a")]) == 0
+    )
+    first, second = [Run.open(tmp_path / "s" / c.folder).config.train for c in read_sweep(tmp_path / "s").cells]
+    alone = Run.open(tmp_path / "a").config.train
+    assert alone.search == "population"
+    assert first == alone
+    assert second == dataclasses.replace(alone, lr=1e-2)
+
+
+def test_steps_that_were_chosen_for_the_task_are_not_taken_for_an_unfinished_cell(tmp_path, monkeypatch):
+    from stochflow.runs import experiment
+
+    config = configure("grid", side=3, steps=5, batch=8, hidden=8)
+    chosen = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=3))
+    experiment.train(chosen, out=tmp_path / "cell")
+    monkeypatch.setattr(experiment, "resume", lambda *_, **__: pytest.fail("it is finished"))
+    assert sweeps.run_cell(str(tmp_path / "cell"), config, {"steps"})["summary"]["step"] == 3
+
+
+def test_a_figure_is_sorted_in_its_own_direction_and_an_unknown_one_refused(tmp_path):
+    assert set(sweeps.LOWER) == {k for k, x in LABELS.items() if x.better < 0}
+    assert set(sweeps.HIGHER) == {k for k, x in LABELS.items() if x.better > 0}
+    found = sweep(BASE, {"lr": [1e-3, 1e-1]}, tmp_path / "s", by="kl_model_target")
+    values = [c.value for c in found.best_first()]
+    assert values == sorted(values)
+    assert None not in values
+    with pytest.raises(UserError, match=r'not compared by "tvv" \(did you mean "tv"'):
+        sweep(BASE, {"lr": [1e-3]}, tmp_path / "t", by="tvv")
+    with pytest.raises(UserError, match="give at least one"):
+        sweep(BASE, {"lr": [1e-3]}, tmp_path / "t", workers=-1)
+    assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize(

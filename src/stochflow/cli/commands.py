@@ -17,7 +17,7 @@ import tyro
 from stochflow import __version__
 from stochflow.cli.complaints import parsed
 from stochflow.cli.forecast import compare_forecasts, is_forecast, report_forecast, resume_forecast, sample_forecast
-from stochflow.cli.parsing import as_config, explained, of_user, one_line, parse_task, task_and_flags
+from stochflow.cli.parsing import as_config, explained, not_asked_for, of_user, one_line, parse_task, task_and_flags
 from stochflow.cli.terminal import Progress, closing, complain, details, floor_table, plain_messages, table
 from stochflow.errors import UserError, did_you_mean
 from stochflow.files.reading import shown
@@ -268,17 +268,11 @@ def _train(words: list[str]) -> int:
             on_start=show.start,
             on_progress=show.update,
             track=asked.track,
-            free=_not_asked_for(flags, saved is not None),
+            free=not_asked_for(flags) if saved is None else (),
         )
     if not follows():
         closing(done.summary, done.files, asked.quiet, done.path)
     return 0
-
-
-def _not_asked_for(flags: list[str], saved: bool) -> set[str]:
-    """Settings of training that no flag names, and so may be chosen for the task; none where a file holds them all."""
-    given = {w[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for w in flags if w.startswith("--")}
-    return set() if saved else {f.name for f in dataclasses.fields(Train)} - given
 
 
 def _saved_config(words: list[str]) -> tuple[Config | None, list[str]]:

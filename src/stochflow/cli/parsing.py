@@ -138,6 +138,12 @@ def as_config(name: str, task: Any, train: Train | None, origin: Literal["caller
     return Config(task, train) if train else Config(task)
 
 
+def not_asked_for(flags: list[str]) -> set[str]:
+    """Settings of training that no flag names, and so may be chosen for the task."""
+    given = {w[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for w in flags if w.startswith("--")}
+    return {f.name for f in dataclasses.fields(Train)} - given
+
+
 def explained(text: str) -> Any:
     """A flag's help."""
     return tyro.conf.arg(help=text)

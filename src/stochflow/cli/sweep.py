@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Collection
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from stochflow.cli.complaints import parsed
-from stochflow.cli.parsing import as_config, explained, parse_task, task_and_flags
+from stochflow.cli.parsing import as_config, explained, not_asked_for, parse_task, task_and_flags
 from stochflow.files.reading import shown
 from stochflow.law.verdict import number
 from stochflow.runs import sweep as sweeps
@@ -38,7 +39,7 @@ def sweep(words: list[str]) -> int:
     base = as_config(name, made.task, made.train)
     grid = sweeps.parse_grid(made.grid, base)
     out = made.out or f"runs/sweep-{name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return _run(base, grid, Path(out), made)
+    return _run(base, grid, Path(out), made, free=not_asked_for(flags))
 
 
 def _extra() -> list[Any]:
@@ -80,7 +81,7 @@ def _again(path: Path, words: list[str]) -> int:
     return _run(base, kept.grid, path, asked, asked.trials or kept.trials)
 
 
-def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None) -> int:
+def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None, free: Collection[str] = ()) -> int:
     total = asked.trials if trials is None else trials
     check_numbers({"workers": asked.workers, "trials": total}, {"workers": (0, 1024), "trials": (0, 10**6)})
     sweeps.check_grid(grid, total)
@@ -101,7 +102,8 @@ def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None)
             )
 
     by = getattr(asked, "by", "")
-    found = sweeps.sweep(base, grid, out, trials=total, workers=workers, on=asked.on, by=by, tell=tell)
+    how: dict[str, Any] = {"trials": total, "workers": workers, "on": asked.on, "by": by, "free": free}
+    found = sweeps.sweep(base, grid, out, **how, tell=tell)
     from rich.console import Console
 
     from stochflow.look.sweep import rows_of, table, write_sweep

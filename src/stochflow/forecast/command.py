@@ -264,11 +264,11 @@ def resume_folder(folder: Path, steps: int, watch: Watch | None = None) -> str:
     word = str(chosen.get("data", "")) if isinstance(chosen, dict) else ""
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
         _write(Path(made), forecaster, kept, word, None)
-        for file in Path(made).iterdir():
+        for file in sorted(Path(made).iterdir()):
             refuse_special(folder / file.name)
             os.replace(file, folder / file.name)
-    for file in ("tilted.csv", "tilted.npy", "tilted.png"):
-        (folder / file).unlink(missing_ok=True)
+    for name in ("tilted.csv", "tilted.npy", "tilted.png"):
+        (folder / name).unlink(missing_ok=True)
     write_page(folder, title=folder.name)
     fitted = forecaster._need()
     return f"learned for {fitted.steps} of at most {forecaster.settings.steps} iterations; the network is followed by {fitted.share:g}"

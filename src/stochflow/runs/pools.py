@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -14,7 +14,7 @@ from stochflow.errors import UserError
 from stochflow.runs.config import Config
 from stochflow.scores.cluster import start_ray, stop_ray
 
-Job = tuple[str, Config]
+Job = tuple[str, Config, Collection[str]]  # a cell's folder, its configuration, and what may be chosen for the task
 Run = Callable[..., dict[str, Any]]
 RunAll = Callable[[Sequence[Job]], Iterator[tuple[int, dict[str, Any]]]]
 
@@ -104,7 +104,7 @@ def on_ray(workers: int, run: Run) -> Iterator[RunAll]:
     remote = ray.remote(num_cpus=1, max_retries=2)(run)  # a cell whose machine died goes on from its last checkpoint
 
     def run_all(jobs: Sequence[Job]) -> Iterator[tuple[int, dict[str, Any]]]:
-        waiting = {remote.remote(os.path.abspath(folder), config): place for place, (folder, config) in enumerate(jobs)}
+        waiting = {remote.remote(os.path.abspath(job[0]), *job[1:]): place for place, job in enumerate(jobs)}
         while waiting:
             done, _ = ray.wait(list(waiting), num_returns=1)
             for reference in done:

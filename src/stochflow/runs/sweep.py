@@ -15,10 +15,11 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from stochflow.errors import UserError, did_you_mean
 from stochflow.files.reading import Unreadable, read_json, shown
@@ -27,7 +28,10 @@ from stochflow.runs.folder import is_run, write_json
 
 FORMAT = 1
 CELLS = 100_000
-LOWER = ("excess_tv", "tv", "kl_target_model", "log_z_error", "dynamics_tv")  # figures that are better low
+LOWER = ("excess_tv", "tv", "kl_target_model", "kl_model_target", "log_z_error", "dynamics_tv")  # better low
+HIGHER = tuple(
+    "elbo spearman modes expected_modes sample_score top_score diversity best_asked top_asked apart_asked".split()
+)
 MAIN = ("excess_tv", "tv", "elbo", "top_score")  # a sweep is about the first that its cells have
 FOLDER = re.compile(r"\d{4,}-[A-Za-z0-9._-]{1,80}")
 FIXED = ("seed", "seeds", "device", "ranks")  # the same for all cells, so that they are paired by seed
@@ -66,6 +70,7 @@ class Sweep:
     trials: int = 0
     by: str = ""
     cells: list[Cell] = field(default_factory=list)
+    free: Collection[str] = ()  # settings of training that may be chosen for the task, as in `train`
 
     @property
     def lower(self) -> bool:
@@ -83,7 +88,8 @@ class Sweep:
     def save(self) -> None:
         data = {"format": FORMAT, "base": self.base.to_dict(), "grid": _grid_to_json(self.grid)}
         cells = [dataclasses.asdict(c) for c in self.cells]
-        write_json(self.path / "sweep.json", data | {"trials": self.trials, "by": self.by, "cells": cells})
+        rest = {"trials": self.trials, "by": self.by, "cells": cells, "free": sorted(self.free)}
+        write_json(self.path / "sweep.json", data | rest)
 
 
 # what is asked for ----------------------------------------------------------------------------------------------
@@ -101,6 +107,7 @@ def parse_grid(words: Sequence[str], base: Config) -> dict[str, Sequence[Any] | 
             raise UserError(f"--grid names {name} twice: give all its values at once, as in {name}=...,...")
         kind = _kind(name, base)
         if ".." in said:
+            kind = next((k for k in (int, float) if k in _members(kind)), kind)
             low, _, high = said.partition("..")
             ends = _read(name, low, kind), _read(name, high, kind)
             if kind not in (int, float) or not ends[0] < ends[1]:
@@ -126,14 +133,25 @@ def _kind(name: str, base: Config) -> Any:
     return kinds[name]
 
 
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, as in `float | Literal["auto"]`; else the type alone."""
+    return get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else (kind,)
+
+
 def _read(name: str, said: str, kind: Any) -> Any:
     said = said.strip()
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[said.lower()]
-        return kind(said) if kind in (int, float) else said
-    except (ValueError, KeyError):
-        raise UserError(f"--grid {name}: {said!r} is not of type {kind.__name__}") from None
+    kinds = _members(kind)
+    for one in kinds:
+        try:
+            if one is bool:
+                return {"true": True, "false": False}[said.lower()]
+            if one in (int, float):
+                return one(said)
+        except (ValueError, KeyError):
+            continue
+    if set(kinds) <= {bool, int, float}:
+        raise UserError(f"--grid {name}: {said!r} is not of type {kinds[0].__name__}")
+    return said
 
 
 def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
@@ -161,13 +179,19 @@ def sweep(
     workers: int = 1,
     on: Literal["local", "ray"] = "local",
     by: str = "",
+    free: Collection[str] = (),
     tell: Callable[[Cell, int], None] | None = None,
 ) -> Sweep:
     """Run every cell that is not finished, and return the sweep. `tell` hears of each cell as it ends, and how many there are.
 
     `trials`: how many cells Optuna proposes where the grid has a range. `workers` cells run at once, in processes or on Ray.
+    `free`: the settings of training that may be chosen for the task where the grid does not name them, as in `train`.
     """
-    made = _open(base, grid, Path(out), trials, by)
+    if workers < 1:
+        raise UserError(f"{workers} cells at once: give at least one")
+    if by and by not in LOWER + HIGHER:
+        raise UserError(f'cells are not compared by "{by}"{did_you_mean(by, LOWER + HIGHER)}')
+    made = _open(Sweep(Path(out), base, grid, trials, by, free=set(free) - set(grid)))
     ranged = any(isinstance(v, Range) for v in grid.values())
     with _pool(workers, on) as run_all:
         while True:
@@ -178,7 +202,7 @@ def sweep(
             if not waiting:
                 return made
             made.save()
-            jobs = [(str(made.path / c.folder), made.config(c)) for c in waiting]
+            jobs = [(str(made.path / c.folder), made.config(c), made.free) for c in waiting]
             interrupted = False
             for place, found in run_all(jobs):
                 cell = waiting[place]
@@ -205,34 +229,34 @@ def check_grid(grid: Grid, trials: int) -> list[str]:
     return ranged
 
 
-def _open(base: Config, grid: Grid, path: Path, trials: int, by: str) -> Sweep:
-    """The sweep of this folder: a new one, or the one that is there, which must be of the same settings."""
-    ranged = check_grid(grid, trials)
+def _open(asked: Sweep) -> Sweep:
+    """The sweep of this folder: the one asked for, or the one that is there, which must be of the same settings."""
+    ranged = check_grid(asked.grid, asked.trials)
+    path = asked.path
     if (path / "sweep.json").exists():
         found = read_sweep(path)
-        same = found.base.to_dict() == base.to_dict() and _grid_to_json(found.grid) == _grid_to_json(grid)
+        same = found.base.to_dict() == asked.base.to_dict() and _grid_to_json(found.grid) == _grid_to_json(asked.grid)
         if not same:
             raise UserError(
                 f"{path} holds a sweep of other settings: go on with `stochflow sweep {path}`, or choose another --out"
             )
-        found.base, found.trials = base, max(trials, found.trials)
+        found.base, found.trials = asked.base, max(asked.trials, found.trials)
         for cell in found.cells:  # what failed is tried again
             cell.done, cell.failed = cell.done and cell.failed is None, None
         return found
     if is_run(path):
         raise UserError(f"{path} is a run folder: choose another --out for the sweep")
-    made = Sweep(path, base, grid, trials, by)
     if not ranged:
-        for values in itertools.product(*grid.values()):  # type: ignore[arg-type]
-            _add(made, dict(zip(grid, values, strict=True)))
-    for cell in made.cells:
-        made.config(cell)  # a cell that cannot be trained is refused before any is
+        for values in itertools.product(*asked.grid.values()):  # type: ignore[arg-type]
+            _add(asked, dict(zip(asked.grid, values, strict=True)))
+    for cell in asked.cells:
+        asked.config(cell)  # a cell that cannot be trained is refused before any is
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{path} cannot be made ({error.strerror or error}): choose another --out") from error
-    made.save()
-    return made
+    asked.save()
+    return asked
 
 
 def _add(made: Sweep, settings: dict[str, Any]) -> None:
@@ -255,13 +279,14 @@ def read_sweep(path: str | Path) -> Sweep:
         grid = {k: Range(**v) if isinstance(v, dict) else list(v) for k, v in data["grid"].items()}
         cells = [Cell(**c) for c in data["cells"]]
         trials, by = int(data["trials"]), str(data["by"])
+        free = {str(name) for name in data.get("free", [])}  # folders of earlier versions have none
         if not all(FOLDER.fullmatch(c.folder) for c in cells):
             raise ValueError("a cell's folder must lie in the sweep's own")
     except (Unreadable, KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{file} is damaged ({shown(error)}): start the sweep again in another --out") from error
-    return Sweep(Path(path), Config.from_dict(data["base"], str(file)), grid, trials, by, cells)
+    return Sweep(Path(path), Config.from_dict(data["base"], str(file)), grid, trials, by, cells, free)
 
 
 def _grid_to_json(grid: Grid) -> dict[str, Any]:
@@ -282,7 +307,7 @@ def _note(made: Sweep, cell: Cell, found: dict[str, Any]) -> None:
     made.save()
 
 
-def run_cell(folder: str, config: Config) -> dict[str, Any]:
+def run_cell(folder: str, config: Config, free: Collection[str] = ()) -> dict[str, Any]:
     """Train one cell, or go on with it, or read what it found: {"summary"}, {"failed": why} or {"interrupted"}."""
     from stochflow.runs import experiment
     from stochflow.runs.folder import Run
@@ -290,12 +315,14 @@ def run_cell(folder: str, config: Config) -> dict[str, Any]:
 
     try:
         if not is_run(folder):
-            return {"summary": experiment.train(config, out=folder).summary}
-        summary = Run.open(folder).read("summary.json") or {}
-        if summary.get("step", 0) >= config.train.steps:
+            return {"summary": experiment.train(config, out=folder, free=free).summary}
+        run = Run.open(folder)
+        total = run.config.train.steps if "steps" in free else config.train.steps
+        summary = run.read("summary.json") or {}
+        if summary.get("step", 0) >= total:
             return {"summary": summary}
         named = Consent(config.task.name) if isinstance(config.task, UserTask) else None  # what this sweep is of
-        return {"summary": experiment.resume(folder, config.train.steps, task=named).summary}
+        return {"summary": experiment.resume(folder, total, task=named).summary}
     except UserError as error:
         return {"failed": str(error)}
     except KeyboardInterrupt:
