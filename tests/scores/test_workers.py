@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -79,6 +80,58 @@ def test_what_was_answered_is_kept_when_a_part_fails(closing, tmp_path, monkeypa
 def test_an_oracle_that_cannot_travel_is_refused_in_words():
     with pytest.raises(UserError, match="module level, or name its task as module:function"):
         Remote(oracles.task().oracle, 2)
+
+
+def test_what_is_no_oracle_over_texts_is_refused_in_words():
+    with pytest.raises(UserError, match="Remote\\(Host\\(function, env\\)\\)"):
+        Remote(oracles.plain, 2)
+
+
+SCRIPT = """
+import sys
+from stochflow import Strings
+from stochflow.errors import UserError
+from stochflow.scores.oracles import Host
+from stochflow.scores.workers import Remote
+
+def count(texts):  # of a program without a file: another process cannot import it, Ray can be sent it
+    return [1.0 + t.count("G") for t in texts]
+
+remote = Remote(Host(count, Strings("ACGT", 4)), sys.argv[1])
+try:
+    remote.warm()
+    print(remote.raw(["GGAA", "ACTT"]))
+except UserError as error:
+    print(error)
+remote.close()
+"""
+
+
+def of_a_program_without_a_file(workers: str, piped: bool = False) -> str:
+    """What the script says, given to Python as a word or through standard input."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    words = [sys.executable, "-", workers] if piped else [sys.executable, "-c", SCRIPT, workers]
+    done = subprocess.run(words, input=SCRIPT, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_an_oracle_that_a_worker_cannot_make_is_a_sentence_and_no_worker_that_died():
+    said = of_a_program_without_a_file("2")
+    assert said.startswith("a worker cannot make the oracle (AttributeError")
+    assert "module" in said
+    assert "\n" not in said
+    said = of_a_program_without_a_file("2", piped=True)
+    assert said.startswith("an oracle's worker process ended as it began")
+    assert "\n" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.extra
+def test_ray_is_sent_an_oracle_of_a_script():
+    pytest.importorskip("ray")
+    assert of_a_program_without_a_file("ray:2") == "[3.0, 1.0]"
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from stochflow.scores.oracles import Around, TextOracle
 
 Make = Callable[[], TextOracle]
 WORKER = 150 << 20  # bytes of a process that has imported torch
-DEATHS = 3  # workers that one part may cost before it is the part that is blamed
+DEATHS = 3  # workers that may die, without an answer in between, before it is the oracle's fault
 PARTS = 4  # for each worker and batch: a slow part at the end keeps the others waiting no longer than a quarter
 
 
@@ -47,19 +47,25 @@ def workers_of(word: str) -> tuple[int, bool]:
 class Remote(Around):
     """`oracle`, asked by `workers` at once: a number of processes, or "ray:N" (a cluster of RAY_ADDRESS, else one here).
 
-    `make` builds the oracle in each worker; without it the oracle itself is sent there, and must be picklable, as functions at module
-    level are. `smallest` is the fewest texts worth a part of their own.
+    `make` builds the oracle in each worker; without it the oracle itself is sent there. To processes only what is picklable can be
+    sent, as functions at module level are; to Ray also functions of a script or a notebook. `smallest` is the fewest texts worth a
+    part of their own.
     """
 
     def __init__(self, oracle: TextOracle, workers: int | str = 2, make: Make | None = None, smallest: int = 1):
+        if not isinstance(oracle, TextOracle):
+            raise UserError(
+                f"Remote wraps an oracle over texts, not {type(oracle).__name__}: for a function list[str] -> scores give "
+                "Remote(Host(function, env))"
+            )
         super().__init__(oracle)
         self.workers, on_ray = workers_of(str(workers))
         if self.workers < 1:
             raise UserError(f"Remote(workers={workers!r}): give at least one worker")
         self.smallest, self.asked = smallest, 0
         self.arrived: Callable[[list[str], list[float]], None] | None = None
-        payload = pickled(oracle if make is None else make, make is not None)
-        self.pool: Pool = RayPool(self.workers, payload) if on_ray else Processes(self.workers, payload)
+        sent = (make is not None, oracle if make is None else make)
+        self.pool: Pool = RayPool(self.workers, sent) if on_ray else Processes(self.workers, sent)
 
     @property
     def calls(self) -> int:  # type: ignore[override]
@@ -95,14 +101,15 @@ class Remote(Around):
         return [score for place in range(len(parts)) for score in found[place]]
 
 
+Sent = tuple[bool, Any]  # whether it makes the oracle, and that function or the oracle itself
 Answer = tuple[int, list[float], UserError | None]  # the part's number, its scores, or why there are none
 
 
 class Pool(ABC):
     """Workers that each hold the oracle."""
 
-    def __init__(self, workers: int, payload: bytes):
-        self.workers, self.payload = workers, payload
+    def __init__(self, workers: int, sent: Sent):
+        self.workers, self.sent = workers, sent
 
     @abstractmethod
     def start(self) -> None:
@@ -120,16 +127,26 @@ class Pool(ABC):
 class Processes(Pool):
     """Worker processes; where one dies all are started again, and unanswered parts are asked again."""
 
-    def __init__(self, workers: int, payload: bytes):
-        super().__init__(workers, payload)
+    def __init__(self, workers: int, sent: Sent):
+        super().__init__(workers, sent)
+        self._payload = pickled(sent)
         self._pool: futures.ProcessPoolExecutor | None = None
 
     def start(self) -> None:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-            self._pool = futures.ProcessPoolExecutor(self.workers, context, _hold, (self.payload,))
-        for ready in [self._pool.submit(_ready) for _ in range(2 * self.workers)]:
-            ready.result()
+            self._pool = futures.ProcessPoolExecutor(self.workers, context, _hold, (self._payload,))
+        try:
+            answers = [ready.result() for ready in [self._pool.submit(_ready) for _ in range(2 * self.workers)]]
+            failure = next((error for error in answers if error is not None), None)
+        except BrokenProcessPool:
+            failure = UserError(
+                "an oracle's worker process ended as it began (too little memory?); in a script of your own, let what "
+                'trains stand under `if __name__ == "__main__":`, and the oracle in a file that can be imported'
+            )
+        if failure is not None:
+            self.stop()
+            raise failure
 
     def stop(self) -> None:
         if self._pool is not None:
@@ -149,6 +166,7 @@ class Processes(Pool):
                     scores, error = future.result()
                     place = asked[future]
                     del waiting[place]
+                    deaths = 0
                     yield place, scores, error
             except BrokenProcessPool as error:
                 self.stop()
@@ -164,19 +182,27 @@ class Processes(Pool):
 class RayPool(Pool):
     """Ray tasks of one core each; Ray itself asks another worker where one dies."""
 
-    def __init__(self, workers: int, payload: bytes):
-        super().__init__(workers, payload)
+    def __init__(self, workers: int, sent: Sent):
+        super().__init__(workers, sent)
         self._ray: Any = None
         self._score: Any = None
-        self._sent: Any = None
+        self._payload: Any = None  # where it lies in the cluster
 
     def start(self) -> None:
         if self._ray is not None:
             return
-        self._ray = start_ray(self.workers)
-        self._sent = self._ray.put((list(sys.path), self.payload))
-        self._score = self._ray.remote(num_cpus=1, max_retries=DEATHS)(_score_there)
-        self._ray.get([self._score.remote(self._sent, []) for _ in range(2 * self.workers)])
+        ray = start_ray(self.workers)
+        self._payload = ray.put((list(sys.path), pickled(self.sent, ray.cloudpickle.dumps)))
+        self._score = ray.remote(num_cpus=1, max_retries=DEATHS)(_score_there)
+        try:
+            answers = ray.get([self._score.remote(self._payload, []) for _ in range(2 * self.workers)])
+            failure = next((error for _, error in answers if error is not None), None)
+        except ray.exceptions.RayError as problem:
+            failure = UserError(f"Ray's workers cannot begin: {_last_line(problem)}")
+        if failure is not None:
+            stop_ray()
+            raise failure
+        self._ray = ray
 
     def stop(self) -> None:
         if self._ray is not None:
@@ -185,7 +211,7 @@ class RayPool(Pool):
 
     def ask(self, parts):
         self.start()
-        waiting = {self._score.remote(self._sent, part): place for place, part in enumerate(parts)}
+        waiting = {self._score.remote(self._payload, part): place for place, part in enumerate(parts)}
         while waiting:
             done, _ = self._ray.wait(list(waiting), num_returns=1)
             for reference in done:
@@ -193,23 +219,24 @@ class RayPool(Pool):
                 try:
                     scores, error = self._ray.get(reference)
                 except self._ray.exceptions.RayError as problem:
-                    said = str(problem).strip().splitlines()[-1]
-                    scores, error = (
-                        [],
-                        UserError(f"a Ray worker failed on the part beginning with {parts[place][0]!r}: {said}"),
-                    )
+                    where = f"the part beginning with {parts[place][0]!r}"
+                    scores, error = [], UserError(f"a Ray worker failed on {where}: {_last_line(problem)}")
                 yield place, scores, error
+
+
+def _last_line(problem: Exception) -> str:
+    return str(problem).strip().splitlines()[-1]
 
 
 # inside a worker ------------------------------------------------------------------------------------------------
 
-_held: dict[bytes, TextOracle] = {}  # the oracle of this worker, by what it was made from
+_held: dict[bytes, TextOracle | UserError] = {}  # this worker's oracle, or why there is none, by what it was made from
 
 
-def pickled(oracle_or_make: Any, is_make: bool) -> bytes:
+def pickled(sent: Sent, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
     """What a worker makes its oracle from."""
     try:
-        return pickle.dumps((is_make, oracle_or_make))
+        return dumps(sent)
     except Exception as error:
         raise UserError(
             f"this oracle cannot be sent to other processes ({type(error).__name__}: {error}): "
@@ -217,14 +244,23 @@ def pickled(oracle_or_make: Any, is_make: bool) -> bytes:
         ) from error
 
 
-def _oracle(payload: bytes) -> TextOracle:
+def _oracle(payload: bytes) -> TextOracle | UserError:
+    """The oracle of this worker; where it cannot be made, why: an exception here would look like a worker that died."""
     if payload not in _held:
         import torch
 
         torch.set_num_threads(1)  # the workers share the cores
-        is_make, made = pickle.loads(payload)
         _held.clear()
-        _held[payload] = made() if is_make else made
+        try:
+            is_make, made = pickle.loads(payload)
+            _held[payload] = made() if is_make else made
+        except UserError as error:
+            _held[payload] = error
+        except Exception as error:
+            _held[payload] = UserError(
+                f"a worker cannot make the oracle ({type(error).__name__}: {error}): its functions must stand in a module "
+                "that can be imported there"
+            )
     return _held[payload]
 
 
@@ -235,20 +271,22 @@ def _hold(payload: bytes) -> None:
     _oracle(payload)
 
 
-def _ready() -> bool:
-    return bool(_held)
+def _ready() -> UserError | None:
+    return _score([])[1]
 
 
 def _score(texts: list[str]) -> tuple[list[float], UserError | None]:
     oracle = next(iter(_held.values()))
+    if isinstance(oracle, UserError):
+        return [], oracle
     try:
-        return oracle.raw(texts), None
+        return oracle.raw(texts) if texts else [], None
     except UserError as error:
         return [], error
 
 
-def _score_there(sent: tuple[list[str], bytes], texts: list[str]) -> tuple[list[float], UserError | None]:
-    path, payload = sent
+def _score_there(payload: tuple[list[str], bytes], texts: list[str]) -> tuple[list[float], UserError | None]:
+    path, made_from = payload
     sys.path.extend(p for p in path if p not in sys.path)
-    _oracle(payload)
+    _oracle(made_from)
     return _score(texts)
