@@ -1,7 +1,7 @@
 """Assemble the manual and build it: `python scripts/build_site.py`, or `make docs`. Nothing is fetched.
 
 Pages in docs/ also link to files beside it (examples, source, the README). A site holds none of them, so that each such file is copied
-into it and the link led there. Afterwards every link, image and anchor of the built pages is followed, and nothing may point outside.
+into it and the link led there. Tutorials are also put there as notebooks, to be downloaded. Afterwards every link, image and anchor of the built pages is followed, and nothing may point outside.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import urllib.parse
 from pathlib import Path
+
+import notebooks
 
 ROOT = Path(__file__).parents[1]
 DOCS, SOURCE, SITE = ROOT / "docs", ROOT / "build" / "manual", ROOT / "build" / "site"
@@ -32,6 +34,11 @@ def assemble() -> None:
             LINK.sub(lambda m, o=original, p=page: m[1] + inside(m[2], o, p) + m[3], text) for text in parts[::2]
         ]
         page.write_text("".join(parts))
+    for name, made in zip(notebooks.pages(), notebooks.main(SOURCE / "notebooks"), strict=True):
+        page = SOURCE / name
+        heading, _, rest = page.read_text().partition("\n")
+        link = f'[Download as a notebook]({relative(made, page)}){{ download="{made.name}" }}'
+        page.write_text(f"{heading}\n\n{link}\n{rest}")
 
 
 def inside(target: str, original: Path, page: Path) -> str:

@@ -15,7 +15,8 @@ from pathlib import Path
 os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 from stochflow.cli import commands as cli
-from stochflow.look.labels import LABELS
+from stochflow.cli import design
+from stochflow.look.labels import LABELS, cell
 from stochflow.runs.config import TASKS
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference"
@@ -86,20 +87,24 @@ def commands() -> str:
             parts += ["Besides the task's flags and those of training:", _only_own(said(["sweep", "grid", "--help"]))]
         else:
             parts.append(block([name]))
+        if name == "design":
+            for subcommand in re.findall(r"^  (\w+) [A-Z]+ ", design.USAGE, flags=re.M):
+                parts += [f"### design {subcommand}", block(["design", subcommand])]
     return "\n\n".join(parts) + "\n"
 
 
 def _only_own(text: str) -> str:
-    """A command's own options, without the boxes of the task and of training."""
-    boxes = re.split(r"\n(?=[╭+])", text)
-    own = next((b for b in boxes if "--grid" in b), text)
-    return f"```text\n{own.strip()}\n```"
+    """A command's own options, without those of the task and of training."""
+    return f"```text\n{text.partition(chr(10) + ' task options')[0].strip()}\n```"
 
 
 def metrics() -> str:
     """docs/reference/metrics.md"""
     better = {-1: "lower", 0: "", 1: "higher"}
-    rows = [f"| `{key}` | {x.words} | {FORMULAS[key]} | {better[x.better]} |" for key, x in LABELS.items()]
+    rows = [
+        "| " + " | ".join(cell(text) for text in (f"`{key}`", x.words, FORMULAS[key], better[x.better])) + " |"
+        for key, x in LABELS.items()
+    ]
     return "\n".join(
         [
             "# Metrics",

@@ -206,6 +206,16 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(there), f"{name_of(page)} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_row_of_a_table_has_the_cells_of_its_head(page):
+    """A bare bar in a cell, as in |p - q|, would begin the next one."""
+    head = 0
+    for line in FENCE.sub("", page.read_text()).splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert not (head and cells) or cells == head, f"{name_of(page)}: {line[:100]}"
+        head = cells
+
+
 def test_every_page_is_on_the_map():
     index, site = (ROOT / "docs" / "index.md").read_text(), (ROOT / "zensical.toml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):

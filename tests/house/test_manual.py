@@ -29,6 +29,19 @@ def test_the_reference_is_what_the_code_says():
     assert done.stdout.strip() == "[]", f"run `python scripts/reference.py`: {done.stdout} {done.stderr[-500:]}"
 
 
+def test_the_reference_holds_every_public_name_and_every_subcommand():
+    import stochflow
+    from stochflow.cli import design
+
+    page = (ROOT / "docs/reference/api.md").read_text().splitlines()
+    for name, home in stochflow._HOME.items():
+        assert f"::: stochflow.{home}.{name}" in page, name
+    commands = (ROOT / "docs/reference/commands.md").read_text()
+    for name in re.findall(r"^  (\w+) [A-Z]+ ", design.USAGE, flags=re.M):
+        assert f"usage: stochflow design {name} " in commands, name
+    assert commands.count("--subtb-lambda") == 1, "the flags of training stand once"
+
+
 def test_the_tables_of_scaling_are_the_committed_ones():
     module = runpy.run_path(str(ROOT / "benchmarks" / "scaling.py"), run_name="script")
     page = module["PAGE"].read_text()
@@ -58,7 +71,7 @@ def test_pictures_fetch_nothing_and_those_of_the_manual_are_named_and_drawn_for_
 def test_a_notebook_holds_the_code_of_its_page(tmp_path):
     pytest.importorskip("jupytext")
     made = script("notebooks.py")
-    for path, name in zip(made["main"](tmp_path), made["PAGES"], strict=True):
+    for path, name in zip(made["main"](tmp_path), made["pages"](), strict=True):
         cells = json.loads(path.read_text())["cells"]
         code = ["".join(c["source"]).strip() for c in cells if c["cell_type"] == "code"]
         blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / name).read_text(), flags=re.S | re.M)

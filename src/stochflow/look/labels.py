@@ -41,8 +41,13 @@ COMPARED = tuple(key for key, label in LABELS.items() if label.better)
 TILES = ("tv", "floor_tv", "excess_tv", "log_z_error", "elbo", "modes", "top_score", "oracle_calls")
 
 
+def cell(text: str) -> str:
+    """The text as it stands in a cell of a Markdown table, where a bare bar would begin the next cell."""
+    return text.replace("|", "\\|")
+
+
 def markdown() -> str:
     """The table of docs/report.md."""
     better = {-1: "lower", 0: "", +1: "higher"}
-    rows = [f"| `{key}` | {x.words} | {x.meaning} | {better[x.better]} |" for key, x in LABELS.items()]
+    rows = [f"| `{key}` | {cell(x.words)} | {cell(x.meaning)} | {better[x.better]} |" for key, x in LABELS.items()]
     return "\n".join(["| key | figure | what it is | better |", "| --- | --- | --- | --- |", *rows])

@@ -74,7 +74,7 @@ class Train:
     steps: int = 2000
     """total number of training iterations"""
     batch: int = 64
-    """trajectories an iteration"""
+    """trajectories per iteration"""
     lr: float = 2e-3
     """learning rate of policy and flow"""
     objective: Objective = "db"
@@ -138,9 +138,9 @@ class Train:
     dynamics_off_pol: bool = False
     """train the dynamics from a replay buffer instead of the current batch"""
     dynamics_off_pol_rounds: int = 1
-    """dynamics updates an iteration, with --dynamics-off-pol"""
+    """dynamics updates per iteration, with --dynamics-off-pol"""
     dynamics_sample_size: int = 16
-    """trajectories a dynamics update, with --dynamics-off-pol"""
+    """trajectories per dynamics update, with --dynamics-off-pol"""
     log_every: int = 100
     """iterations between two lines of metrics.jsonl"""
     eval_every: int = 500
@@ -158,7 +158,7 @@ class Train:
     oracle_calls: int = 0
     """how many different objects an oracle in Python may be asked about in all, looks included; training ends there; 0: no limit"""
     look: int = 0
-    """objects a seed that the final look draws; 0: 2000, or within --oracle-calls a twentieth of them, at most 100"""
+    """objects per seed that the final look draws; 0: 2000, or within --oracle-calls a twentieth of them, at most 100"""
     oracle_cache: str = ""
     """file of an oracle's answers that runs share: what it holds is not asked again and does not count"""
     beside: str = ""
