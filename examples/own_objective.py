@@ -16,7 +16,7 @@ from stochflow.training.sources import OnPolicy
 
 @dataclass(frozen=True)
 class PrefixBalance(Objective):
-    """Trajectory balance of every beginning of a trajectory: Z prod p = F(s_t) prod P_B, one residual a time t."""
+    """Trajectory balance of every beginning of a trajectory: Z prod p = F(s_t) prod P_B, one residual for each time t."""
 
     needs = frozenset({"log_move", "log_pb", "log_flow"})
 
