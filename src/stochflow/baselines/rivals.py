@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.training.search.paths import code, legal_letters
+from stochflow.training.search.paths import code, free_letters, legal_letters, random_strings
 from stochflow.training.search.pool import first_of_each
-from stochflow.training.search.population import free_letters
-from stochflow.training.search.variation import Letters, cross, uniform
+from stochflow.training.search.variation import Letters, cross
 from stochflow.worlds.strings import Strings
 
 STUCK = 200  # rounds without a new object after which a rival gives up
@@ -45,13 +44,13 @@ class Asker:
         return self.left > 0 and self.rounds < STUCK
 
     def random(self, n: int) -> Tensor:
-        return self.mended(uniform(self.letters, n))
+        return random_strings(self.env, self.letters, n)
 
     def mended(self, made: Tensor) -> Tensor:
         return made if free_letters(self.env) else legal_letters(self.env, made)
 
     def ask(self, objects: Tensor) -> Tensor:
-        """The scores [n] of objects [n, L]; those beyond the budget read minus infinity."""
+        """The scores [n] of objects [n, L]; minus infinity for those beyond the budget and those without a score."""
         numbers = code(objects).tolist()
         new: dict[int, int] = {}
         for i, number in enumerate(numbers):
@@ -61,13 +60,14 @@ class Asker:
         if new:
             fresh = objects[list(new.values())]
             found = self.score(fresh).double()
+            found = torch.where(found.isnan(), -torch.inf, found)  # without a score: the worst there is
             self.objects.append(fresh)
             self.scores.append(found)
             self.known |= dict(zip(new, found.tolist(), strict=True))
         return torch.tensor([self.known.get(n, -torch.inf) for n in numbers], dtype=torch.float64)
 
     def answers(self) -> tuple[Tensor, Tensor]:
-        """All objects asked about [n, L] and their scores [n], in order."""
+        """All objects asked about [n, L] and their scores [n], in order; minus infinity where there is none."""
         return torch.cat(self.objects), torch.cat(self.scores)
 
 
@@ -118,7 +118,8 @@ def chains(asker: Asker, number: int = 64, cold: float = 0.02) -> None:
         made = asker.mended(torch.where(same.unsqueeze(1), moved, made))
         found = asker.ask(made)
         every = torch.cat(asker.scores)
-        reach = float((every.max() - every.median()).clamp(min=1e-12))
+        every = every[every.isfinite()]
+        reach = float((every.max() - every.median()).clamp(min=1e-12)) if len(every) else 1.0
         accept = torch.rand(len(found), dtype=torch.float64).log() < (found - scores) / (ladder * reach)
         objects, scores = torch.where(accept.unsqueeze(1), made, objects), torch.where(accept, found, scores)
 

@@ -24,7 +24,7 @@ AMONG = 5000  # of the best, among which those at a distance are looked for
 
 
 def best_asked(task: Task, source: Source, most: int = BEST) -> tuple[Tensor, Tensor] | None:
-    """The best different objects ever asked about [n, D] and their scores [n], the best first; None: nobody kept them."""
+    """The best different objects ever asked about [n, D] and their scores [n], the best first; None where they are not kept."""
     oracle = task.oracle
     if isinstance(oracle, Cached) and hasattr(task.env, "encode"):
         ordered = sorted(oracle.met.items(), key=lambda item: (-item[1], item[0]))[:most]
@@ -50,13 +50,13 @@ def best_asked(task: Task, source: Source, most: int = BEST) -> tuple[Tensor, Te
 def figures(task: Task, source: Source) -> dict[str, Any]:
     """Of the objects asked about: the best, the mean of the 100 best, and that of the 100 best at a fifth of the length apart."""
     found = best_asked(task, source, AMONG)
-    if found is None or not len(found[1]):
-        return {}
-    return figures_of(task.env, *found)
+    return {} if found is None else figures_of(task.env, *found)
 
 
 def figures_of(env: Any, states: Tensor, scores: Tensor) -> dict[str, Any]:
     """The same of different objects [n, D] and their scores [n], the best first."""
+    if not len(scores):
+        return {}
     known: dict[str, Any] = {
         "best_asked": float(scores[0]),
         "top_asked": float(scores[:BEST].mean()),

@@ -34,16 +34,23 @@ def beside(task: Task, names: list[str], calls: int, seed: int, folder: Path, st
         oracle: Any = task.oracle
         if isinstance(oracle, Cached):
             own = Cached(oracle.oracle, folder / f"oracle.{name}.jsonl")
+            own.on_nan = oracle.on_nan
             own.also(oracle.known)  # what is known is not asked again, and counts all the same
             oracle = own
         with forked(seed, torch.device("cpu")):
             asker = Asker(task.env, oracle, calls, start)
             RIVALS[name](asker)
         objects, scores = asker.answers()
-        order = scores.argsort(descending=True, stable=True)
+        order = scores.argsort(descending=True, stable=True)[: int(scores.isfinite().sum())]
         row = figures_of(task.env, objects[order], scores[order].float()) | {"calls": len(scores)}
-        found[name] = row | {
-            "sentence": f"best {row['best_asked']:.4g}, mean of the 100 best {row['top_asked']:.4g}, "
-            f"of the 100 best at distance {row['apart_distance']} {row['apart_asked']:.4g}"
-        }
+        found[name] = row | {"sentence": _sentence(row)}
     return found
+
+
+def _sentence(row: dict[str, Any]) -> str:
+    if "best_asked" not in row:
+        return "no object had a score"
+    return (
+        f"best {row['best_asked']:.4g}, mean of the 100 best {row['top_asked']:.4g}, "
+        f"of the 100 best at distance {row['apart_distance']} {row['apart_asked']:.4g}"
+    )

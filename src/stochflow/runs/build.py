@@ -35,6 +35,7 @@ from stochflow.runs.asked import best_asked, figures, known_objects
 from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.cost import check_memory
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
+from stochflow.scores.answers import append_shared
 from stochflow.scores.oracles import Cached, Patient, TextOracle
 from stochflow.scores.orders import look_ahead, open_loop_of
 from stochflow.scores.rewards import Sharpening
@@ -77,21 +78,17 @@ def lasting(task: Task, settings: Train, before: Task | None = None, made_from: 
     task = defaults.rewarded(task, settings)
     if not isinstance(task.oracle, TextOracle):
         return task
-    batch = (
-        settings.batch * settings.seeds if settings.oracle_timeout else 0
-    )  # a look asks about more at once, and would always be late
+    batch = settings.batch * settings.seeds  # a look asks about more at once, and would always be late
     patient: TextOracle = Patient(task.oracle, settings.oracle_timeout, settings.oracle_retries)
     if workers_of(settings.oracle_workers)[0]:
         make = None if made_from is None else partial(_patient_oracle, made_from, settings)
         patient = Remote(patient, settings.oracle_workers, make)
-    oracle = Cached(patient, at_most=batch)
+    oracle = Cached(patient, at_most=batch if settings.oracle_timeout else 0, part=batch)
     oracle.budget, oracle.on_nan = settings.oracle_calls or None, settings.on_nan
     if settings.oracle_cache:
         oracle.share(settings.oracle_cache)
     if before is not None and isinstance(before.oracle, Cached):
-        oracle.known |= before.oracle.known
-        oracle.met |= before.oracle.met
-        oracle.paid, oracle.blank = before.oracle.paid, before.oracle.blank
+        oracle.go_on_from(before.oracle)
     return task._replace(oracle=oracle)
 
 
@@ -107,6 +104,8 @@ def look_size(budget: int, seeds: int) -> int:
 
 def check_at_the_door(task: Task) -> None:
     """What a user brought must hold together; asked before a folder is made. The tasks that ship are held by the test suite."""
+    if isinstance(task.oracle, Cached) and task.oracle.shared is not None:
+        append_shared(task.oracle.shared)  # before anything is paid for
     check_env(task.env)
     check_channel(task.channel, task.env)
     check_oracle(task)
@@ -242,6 +241,10 @@ class Experiment:
                 )
             if on_policy:
                 raise UserError(f"--objective {t.objective} learns from fresh trajectories alone: leave out --lag")
+            if searched or t.start:
+                raise UserError(
+                    f"--lag {t.lag} lets batches wait for the oracle, and --search and --start ask it at once: leave one out"
+                )
             first = Ahead(fresh, self.task, t.lag, self.device)
         source = self._searching(first)
         if replayed == 0:
@@ -286,7 +289,8 @@ class Experiment:
                 known |= {"law": self.task.reward.describe(), "beta_frozen": bool(self.task.reward.frozen)}
             if isinstance(self.task.oracle, Cached):
                 known["without_score"] = self.task.oracle.blank
-                known["from_cache"] = len(self.task.oracle.known) - self.task.oracle.paid
+                known["retried"] = getattr(self.task.oracle.oracle, "retried", 0)
+                known["from_cache"] = len(self.task.oracle.free)
         known |= figures(self.task, self.trainer.source)
         if isinstance(self.task.reward, Sharpening):
             known["beta"] = float(self.task.reward.beta)

@@ -12,6 +12,7 @@ from stochflow.runs.config import Train
 from stochflow.scores.oracles import TextOracle
 from stochflow.scores.rewards import Default, Sharpening
 from stochflow.types import Task
+from stochflow.worlds.rules.env import RuledStrings
 from stochflow.worlds.strings import Strings
 
 # Chosen on problems of length 8 to 60 over 4 to 32 letters with 2,000 to 10,000 oracle calls, other ones than those that
@@ -33,6 +34,7 @@ LONG: dict[str, Any] = {
 }
 
 
+USUAL = 10_000  # oracle calls, of which half may pass before the target is a fixed law, where no budget is named
 READ = 50  # letters up to which a transformer reads 10,000 strings within minutes on one core; beyond, an MLP
 
 
@@ -41,11 +43,15 @@ def log_size(task: Task, settings: Train) -> float | None:
     env = task.env
     if not isinstance(env, Strings) or env.contexts is not None or settings.thought_state:
         return None
-    nats = env.length * math.log(env.tokens)
-    most = LISTED
-    if settings.oracle_calls and isinstance(task.oracle, TextOracle):
-        most = min(most, settings.oracle_calls)
-    return nats if nats > math.log(most) else None
+    if env.count() <= min(LISTED, budget(task, settings) or LISTED):
+        return None
+    strings = env.compiled.product.strings if isinstance(env, RuledStrings) else env.tokens**env.length
+    return max(1.0, math.log(strings))
+
+
+def budget(task: Task, settings: Train) -> int:
+    """How many different objects the oracle may be asked about; 0: any number."""
+    return settings.oracle_calls if isinstance(task.oracle, TextOracle) else 0
 
 
 def rewarded(task: Task, settings: Train) -> Task:
@@ -53,7 +59,7 @@ def rewarded(task: Task, settings: Train) -> Task:
     nats = log_size(task, settings)
     if nats is None or type(task.reward) is not Default:
         return task
-    return task._replace(reward=Sharpening(nats))
+    return task._replace(reward=Sharpening(nats, latest=(budget(task, settings) or USUAL) // 2))
 
 
 def choose(task: Task, settings: Train, free: Collection[str], shipped: bool = False) -> tuple[Train, str]:

@@ -7,7 +7,6 @@ a replayed CUDA graph runs no Python, so there the count is the trainer's step t
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import queue
@@ -16,7 +15,7 @@ import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,11 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.files.reading import MB, parse_json, read_bytes, shown
-from stochflow.files.writing import appending
 from stochflow.ops import PerDevice
+from stochflow.scores.answers import LARGEST, Answer, append, append_shared, on_disk, read_answers, read_shared
 from stochflow.worlds.env import Enumerable, Env
 
-LARGEST = torch.finfo(torch.float32).max  # scores are kept in float32: beyond this they would be infinite
-JOURNAL = 4096 * MB  # the most that is read of remembered answers
+PARTS = 20  # in how many parts a long question is asked at most
 Texts = Callable[[list[str]], Any]  # a user's function: list[str] -> one score each
 
 
@@ -211,7 +208,7 @@ class Patient(Around):
     """Calls an oracle again, up to `retries` times, where it raises or has not answered after `timeout` seconds.
 
     `timeout` 0 waits for ever. Before try number k it waits backoff * 2^(k-2) seconds, so that a busy server can
-    recover. NaN is an answer and is not retried. With a time-out the call runs in its own thread; Python cannot stop a
+    recover; `retried` counts these tries. NaN is an answer and is not retried. With a time-out the call runs in its own thread; Python cannot stop a
     thread, so a call that hangs is left behind (a `Command` is killed), and its late answer is not used.
     """
 
@@ -222,6 +219,7 @@ class Patient(Around):
             )
         super().__init__(oracle)
         self.timeout, self.retries, self.backoff = timeout, retries, backoff
+        self.retried = 0
 
     def raw(self, texts: list[str]) -> list[float]:
         for done in range(self.retries):
@@ -229,6 +227,7 @@ class Patient(Around):
                 return self._once(texts)
             except (UserError, _Late):
                 time.sleep(self.backoff * 2**done)
+                self.retried += 1
         tries = self.retries + 1
         try:
             return self._once(texts)
@@ -277,46 +276,68 @@ class Spent(UserError):
 class Cached(Around):
     """Scores each text once and caches the score. `hits` counts the answers from the cache, `paid` those asked for.
 
-    `met` holds the score of every text that somebody wanted, in the order in which they were first wanted. `budget`
+    `met` holds the score of every text that was wanted, in the order in which they were first wanted. `budget`
     is the largest `paid` (None: no limit): what it still allows is asked for and stored, then `Spent` is raised.
     `on_nan` says what becomes of a text without a score, `blank` counts them: "stop" raises, "skip" gives NaN, "floor"
     the lowest score known. `share` joins a file of answers that other runs read and write too; those are not paid for.
 
     With `file`, scores are appended to it as JSON lines as soon as they arrive, and read back when it is opened again:
     no score is lost, even where a later sample of the same batch fails. One call scores at most `at_most` texts (0: no
-    limit), so that the scores of a large batch are stored part by part, and a time-out applies to parts of one size.
+    limit), so that a time-out applies to parts of one size. A question longer than `part` (0: any) is asked in parts of
+    that size, or of a twentieth of it if that is more, so that little is lost where it is broken off.
     """
 
-    def __init__(self, oracle: TextOracle, file: str | Path | None = None, at_most: int = 0):
+    def __init__(self, oracle: TextOracle, file: str | Path | None = None, at_most: int = 0, part: int = 0):
         super().__init__(oracle)
-        self.hits, self.at_most = 0, at_most
+        self.hits, self.at_most, self.part = 0, at_most, part
         if hasattr(oracle, "arrived"):  # parts of a batch are stored as they come
             oracle.arrived = lambda texts, scores: self._keep(dict(zip(texts, scores, strict=True)))
         self.known: dict[str, float] = {}
         self.met: dict[str, float] = {}
-        self.paid = 0
+        self.free: set[str] = set()  # texts whose answers came from elsewhere
+        self.blanks: set[str] = set()  # texts without a score
         self.budget: int | None = None
-        self.on_nan, self.blank = "stop", 0
+        self.on_nan = "stop"
         self.shared: Path | None = None
-        self._others: dict[str, float] = {}  # answers of the shared file
+        self._others: dict[str, float] = {}  # answers that need not be paid for
         self.file: Path | None = None
+        self._one = threading.RLock()  # a batch in flight and a look are asked one after the other
         if file is not None:
             self.keep_in(file)
 
+    def __getstate__(self) -> dict[str, Any]:  # a lock is not sent to other processes
+        return {name: value for name, value in self.__dict__.items() if name != "_one"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_one": threading.RLock()}
+
+    @property
+    def paid(self) -> int:
+        return len(self.known) - len(self.free)
+
+    @property
+    def blank(self) -> int:
+        return len(self.blanks)
+
     def raw(self, texts: list[str]) -> list[float]:
+        with self._one:
+            return self._raw(texts)
+
+    def _raw(self, texts: list[str]) -> list[float]:
         new = [t for t in dict.fromkeys(texts) if t not in self.known]
         self.hits += len(texts) - len(new)
         found = {t: self._others[t] for t in new if t in self._others}
         if found:
-            self._append(found, cached=True)
+            self.free |= found.keys()
             self.known |= found
+            self._append(found)
             new = [t for t in new if t not in found]
         for t in texts:
             if t in self.known and not math.isnan(self.known[t]):
                 self.met.setdefault(t, self.known[t])
         left = len(new) if self.budget is None else max(0, self.budget - self.paid)
         refused, new = len(new) - left, new[:left]
-        width = self.at_most or len(new) or 1
+        width = self.at_most or max(self.part or len(new), -(-len(new) // PARTS)) or 1
         for part in (new[i : i + width] for i in range(0, len(new), width)):
             scores = dict(zip(part, self.oracle.raw(part), strict=True))
             good = self._keep(scores) + self._keep_blank(scores)  # stored before a bad score raises
@@ -332,11 +353,9 @@ class Cached(Around):
         news = {t: v for t, v in good.items() if t not in self.known}
         self.known |= news
         self.met |= news
-        self.paid += len(news)
         self._append(news)
         if self.shared is not None and news:
-            with _on_disk(self.shared), appending(self.shared, sync=True) as out:
-                out.write(_lines(news))
+            append_shared(self.shared, [Answer(t, v) for t, v in news.items()])
             self._others |= news
         return len(good)
 
@@ -347,23 +366,18 @@ class Cached(Around):
         if not blank or self.on_nan == "stop" or (self.on_nan == "floor" and not usable):
             return 0
         given = dict.fromkeys(blank, min(usable) if self.on_nan == "floor" else math.nan)
-        self._append(given, nan=True)
+        self.blanks |= given.keys()
         self.known |= given
-        self.paid += len(given)
-        self.blank += len(given)
+        self._append(given)
         if self.on_nan == "floor":
             self.met |= given
         return len(given)
 
     def share(self, file: str | Path) -> None:
         """Take answers from this file too, and add new ones to it."""
-        own = self.known, self.paid, self.blank
-        self.shared, self.known = Path(file), {}
-        if self.shared.exists():
-            with _on_disk(self.shared):
-                self.recall(self.shared, in_folder=False)
-        self._others = {t: v for t, v in self.known.items() if not math.isnan(v)}
-        self.known, self.paid, self.blank = own
+        self.shared = Path(file)
+        with on_disk(self.shared):
+            self._others |= read_shared(self.shared)
 
     def __call__(self, state: Tensor) -> Tensor:
         texts = finished_texts(self.env, state)
@@ -376,72 +390,45 @@ class Cached(Around):
         """Take these answers too; they are not paid for."""
         self._others |= {t: v for t, v in answers.items() if not math.isnan(v)}
 
+    def go_on_from(self, other: Cached) -> None:
+        """Know what another one knows, and count it as it does."""
+        self.known |= other.known
+        self.met |= other.met
+        self.free |= other.free
+        self.blanks |= other.blanks
+
     def keep_in(self, file: str | Path) -> None:
         """Use this file from now on: its scores are read, and scores that it lacks are appended."""
         self.file = Path(file)
-        before, paid = self.known, self.paid
-        self.known, self.paid, self.blank = {}, 0, 0
-        with _on_disk(self.file):
-            torn = self.recall(self.file)
-            if torn:
-                os.truncate(self.file, self.file.stat().st_size - torn)
+        before, free, blanks = self.known, self.free, self.blanks
+        self.known, self.free, self.blanks = {}, set(), set()
+        with on_disk(self.file):
+            self.recall(self.file)
         news = {t: v for t, v in before.items() if t not in self.known}
+        self.free |= free & news.keys()
+        self.blanks |= blanks & news.keys()
         self.known |= news
         self._append(news)
         self.met = {t: v for t, v in self.known.items() if not math.isnan(v)}
-        self.paid += min(paid, len(news))
 
     def recall(self, file: str | Path, in_folder: bool = True) -> int:
         """Read the scores of a file, without changing it; returns the bytes of a last line that a crash cut short.
 
         Of two scores of one text the first is taken: it is the one that training used.
         """
-        path = Path(file)
-        content = read_bytes(path, JOURNAL, in_folder=in_folder) if os.path.lexists(path) else b""
-        *lines, rest = content.split(b"\n")
-        for place, line in enumerate(lines, start=1):
-            try:
-                entry = parse_json(line.decode(), "")
-                blank = entry.get("nan") is True
-                score = math.nan if blank and entry["score"] is None else float(entry["score"])
-                if not isinstance(entry["text"], str) or not (abs(score) <= LARGEST or math.isnan(score)):
-                    raise ValueError
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise UserError(f"line {place} of {shown(path)} is not an oracle's answer: mend or remove it") from None
-            if entry["text"] not in self.known:
-                self.known[entry["text"]] = score
-                self.paid += entry.get("cached") is not True
-                self.blank += blank
-        return len(rest)
+        answers, torn = read_answers(Path(file), in_folder)
+        for answer in answers:
+            if answer.text not in self.known:
+                self.known[answer.text] = answer.score
+                if answer.free:
+                    self.free.add(answer.text)
+                if answer.blank:
+                    self.blanks.add(answer.text)
+        return torn
 
-    def _append(self, scores: dict[str, float], **notes: bool) -> None:
-        if self.file is None or not scores:
-            return
-        content = _lines(scores, **notes)
-        with _on_disk(self.file):
-            size = self.file.stat().st_size if self.file.exists() else 0
-            try:
-                with appending(self.file, sync=True) as out:  # on the disk before it is used
-                    out.write(content)
-            except OSError:
-                with contextlib.suppress(OSError):  # half a line would spoil the next one
-                    os.truncate(self.file, size)
-                raise
-
-
-def _lines(scores: dict[str, float], **notes: bool) -> bytes:
-    rows = ({"text": t, "score": None if math.isnan(v) else v, **notes} for t, v in scores.items())
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-@contextlib.contextmanager
-def _on_disk(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"the oracle's answers cannot be kept in {file}: {error.strerror or error}: free or allow the space"
-        ) from error
+    def _append(self, scores: dict[str, float]) -> None:
+        if self.file is not None and scores:
+            append(self.file, [Answer(t, v, t in self.blanks, t in self.free) for t, v in scores.items()])
 
 
 class Command:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from stochflow.errors import UserError, need_number
 
+STILL, LATE = 1, 2  # why a sharpening has ended
+
 
 @dataclass(frozen=True)
 class Power:
@@ -60,19 +62,28 @@ class Sharpening(nn.Module):
 
     base is the median of the first scores. beta puts `sharpness` * log |X| nats between it and the mean of the `best`
     best different objects: enough for the few good ones to outweigh all the others (`nats` = log |X|, the number of
-    objects). It is set anew whenever the number of different objects scored has grown by half, and frozen for ever
-    once the best have moved by less than `still` of their distance from the base in between: from then on the target
-    is one fixed law. All seeds share it. Ask for `describe()` to have it in words.
+    objects). It is set anew whenever the number of answers has grown by half, and frozen for ever once the best have
+    moved by less than `still` of their distance from the base in between, at the latest after `latest` answers (0: no
+    such limit): from then on the target is one fixed law. All seeds share it. Ask for `describe()` to have it in words.
     """
 
-    def __init__(self, nats: float, sharpness: float = 2.0, best: int = 100, first: int = 500, still: float = 0.02):
+    def __init__(
+        self,
+        nats: float,
+        sharpness: float = 2.0,
+        best: int = 100,
+        first: int = 500,
+        still: float = 0.02,
+        latest: int = 0,
+    ):
         super().__init__()
-        if not nats > 0 or not sharpness > 0 or best < 1 or first < best or not 0 < still < 1:
+        if not nats > 0 or not sharpness > 0 or best < 1 or first < best or not 0 < still < 1 or latest < 0:
             raise UserError(
-                f"nats = {nats}, sharpness = {sharpness}, best = {best}, first = {first} and still = {still} describe no "
-                "sharpening: give positive numbers, first >= best and still below 1"
+                f"nats = {nats}, sharpness = {sharpness}, best = {best}, first = {first}, still = {still} and latest = {latest} "
+                "describe no sharpening: give positive numbers, first >= best and still below 1"
             )
         self.nats, self.sharpness, self.size, self.first, self.still = nats, sharpness, best, first, still
+        self.latest = latest
         for name, start in (("beta", 0.0), ("base", torch.nan), ("top", torch.nan), ("mark_top", torch.nan)):
             self.register_buffer(name, torch.tensor(start, dtype=torch.float64))
         for name in ("asked", "mark", "frozen"):
@@ -125,11 +136,14 @@ class Sharpening(nn.Module):
 
     def _schedule(self) -> bool:
         asked, mark = int(self.asked), int(self.mark)
-        if mark > 0 and asked < max(self.first, 1.5 * mark):
-            return False
         gap = float(self.top - self.base)
+        late = 0 < self.latest <= asked and gap > 0
+        if mark > 0 and not late and asked < max(self.first, 1.5 * mark):
+            return False
         if mark >= self.first and gap > 0 and float(self.top - self.mark_top) < self.still * gap:
-            self.frozen.fill_(1)
+            self.frozen.fill_(STILL)
+        elif late:
+            self.frozen.fill_(LATE)
         self.mark.fill_(asked)
         self.mark_top.copy_(self.top)
         before = float(self.beta)
@@ -140,7 +154,10 @@ class Sharpening(nn.Module):
         """The law, in one sentence."""
         law = f"R = exp({float(self.beta):.6g} * max(score, {float(self.base):.6g}))"
         if bool(self.frozen):
-            return f"{law}, fixed after {int(self.mark)} different objects: the best no longer moved"
-        return (
-            f"{law}, as set after {int(self.mark)} different objects; it was still being sharpened when the run ended"
-        )
+            why = (
+                "the best no longer moved"
+                if int(self.frozen) == STILL
+                else "at the latest then, for the policy to learn it"
+            )
+            return f"{law}, fixed after {int(self.mark)} answers: {why}"
+        return f"{law}, as set after {int(self.mark)} answers; it was still being sharpened when the run ended"

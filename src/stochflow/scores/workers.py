@@ -62,7 +62,7 @@ class Remote(Around):
         self.workers, on_ray = workers_of(str(workers))
         if self.workers < 1:
             raise UserError(f"Remote(workers={workers!r}): give at least one worker")
-        self.smallest, self.asked = smallest, 0
+        self.smallest, self.asked, self.retried = smallest, 0, 0
         self.arrived: Callable[[list[str], list[float]], None] | None = None
         sent = (make is not None, oracle if make is None else make)
         self.pool: Pool = RayPool(self.workers, sent) if on_ray else Processes(self.workers, sent)
@@ -88,7 +88,8 @@ class Remote(Around):
         parts = [texts[i : i + width] for i in range(0, len(texts), width)]
         found: dict[int, list[float]] = {}
         failure: tuple[int, UserError] | None = None
-        for place, scores, error in self.pool.ask(parts):
+        for place, scores, error, retried in self.pool.ask(parts):
+            self.retried += retried
             if error is not None:  # the first in the order of the texts is the one to tell, as one worker would
                 failure = min(failure or (place, error), (place, error), key=lambda pair: pair[0])
                 continue
@@ -102,7 +103,8 @@ class Remote(Around):
 
 
 Sent = tuple[bool, Any]  # whether it makes the oracle, and that function or the oracle itself
-Answer = tuple[int, list[float], UserError | None]  # the part's number, its scores, or why there are none
+Outcome = tuple[list[float], UserError | None, int]  # scores, or why there are none; tries that had to be repeated
+Answer = tuple[int, list[float], UserError | None, int]  # the part's number, and the same of it
 
 
 class Pool(ABC):
@@ -163,11 +165,11 @@ class Processes(Pool):
                 assert self._pool is not None
                 asked = {self._pool.submit(_score, part): place for place, part in waiting.items()}
                 for future in futures.as_completed(asked):
-                    scores, error = future.result()
                     place = asked[future]
+                    outcome = future.result()
                     del waiting[place]
                     deaths = 0
-                    yield place, scores, error
+                    yield place, *outcome
             except BrokenProcessPool as error:
                 self.stop()
                 deaths += 1
@@ -217,11 +219,11 @@ class RayPool(Pool):
             for reference in done:
                 place = waiting.pop(reference)
                 try:
-                    scores, error = self._ray.get(reference)
+                    outcome = self._ray.get(reference)
                 except self._ray.exceptions.RayError as problem:
                     where = f"the part beginning with {parts[place][0]!r}"
-                    scores, error = [], UserError(f"a Ray worker failed on {where}: {_last_line(problem)}")
-                yield place, scores, error
+                    outcome = [], UserError(f"a Ray worker failed on {where}: {_last_line(problem)}"), 0
+                yield place, *outcome
 
 
 def _last_line(problem: Exception) -> str:
@@ -275,17 +277,19 @@ def _ready() -> UserError | None:
     return _score([])[1]
 
 
-def _score(texts: list[str]) -> tuple[list[float], UserError | None]:
+def _score(texts: list[str]) -> Outcome:
     oracle = next(iter(_held.values()))
     if isinstance(oracle, UserError):
-        return [], oracle
+        return [], oracle, 0
+    before = getattr(oracle, "retried", 0)
     try:
-        return oracle.raw(texts) if texts else [], None
-    except UserError as error:
-        return [], error
+        scores, error = (oracle.raw(texts) if texts else []), None
+    except UserError as problem:
+        scores, error = [], problem
+    return scores, error, getattr(oracle, "retried", 0) - before
 
 
-def _score_there(payload: tuple[list[str], bytes], texts: list[str]) -> tuple[list[float], UserError | None]:
+def _score_there(payload: tuple[list[str], bytes], texts: list[str]) -> Outcome:
     path, made_from = payload
     sys.path.extend(p for p in path if p not in sys.path)
     _oracle(made_from)

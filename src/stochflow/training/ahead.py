@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stochflow.engines.base import Walk
+from stochflow.errors import UserError
 from stochflow.training.sources import Source
 from stochflow.types import Task, Trajectories
 
@@ -56,7 +57,9 @@ class Ahead(Source):
         assert first.answer is not None
         try:
             score = first.answer.result()
-        except BaseException:  # as it was before this step: what was drawn in it will be drawn again
+        except BaseException as error:  # as it was before this step: what was drawn in it will be drawn again
+            if isinstance(error, UserError):
+                self.settle()  # the later ones fail as it did, and none is asked behind the back of what comes now
             first.answer = None
             self._flight = deque(before)
             raise

@@ -31,8 +31,8 @@ class Growing(nn.Module):
 class Pairs(Growing):
     """Which neighbouring letters have been seen in an object that scored above the lowest score, and which only below.
 
-    Where a rule that nobody wrote down makes whole objects worthless (a forbidden pair), children that break it are
-    answered before they are asked about.
+    Where an unwritten rule makes whole objects worthless (a forbidden pair), children that break it are avoided without
+    asking about them.
     """
 
     def __init__(self, letters: int):
@@ -40,14 +40,20 @@ class Pairs(Growing):
         self.letters = letters
         self.live: Tensor
         self.least: Tensor
-        self.blame: Tensor
+        self.only_low: Tensor
         self.lowest: Tensor
         self.counts: Tensor
         self.register_buffer("live", torch.zeros(letters + 1, letters + 1, dtype=torch.bool))
         self.register_buffer("least", torch.zeros(letters + 1, letters + 1, dtype=torch.bool))  # at the lowest score
-        self.register_buffer("blame", torch.zeros(letters + 1, letters + 1, dtype=torch.float64))
+        # objects at the lowest score that each pair may explain: 1 an object, shared among its pairs seen in no better one
+        self.register_buffer("only_low", torch.zeros(letters + 1, letters + 1, dtype=torch.float64))
         self.register_buffer("lowest", torch.tensor(torch.inf, dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(2, dtype=torch.float64))  # at the lowest score; all
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if prefix + "blame" in state:  # its name in runs of an earlier version
+            state[prefix + "only_low"] = state.pop(prefix + "blame")
+        super()._load_from_state_dict(state, prefix, *rest)
 
     def note(self, objects: Tensor, scores: Tensor) -> None:
         """Objects [n, L] and their scores [n]."""
@@ -59,7 +65,7 @@ class Pairs(Growing):
             self.live |= self.least
             self.least.zero_()
             self.counts[0] = 0
-            self.blame.zero_()
+            self.only_low.zero_()
         dead = scores.double() <= low
         self.counts += torch.stack([dead.sum(), torch.tensor(len(scores))]).double()
         alive = objects[~dead]
@@ -68,7 +74,7 @@ class Pairs(Growing):
         self.least[left, right] = True
         unseen = ~self.live[left, right]
         weight = unseen / unseen.sum(1, keepdim=True).clamp(min=1)
-        self.blame.index_put_((left, right), weight.double(), accumulate=True)
+        self.only_low.index_put_((left, right), weight.double(), accumulate=True)
 
     @property
     def matter(self) -> bool:
@@ -79,7 +85,7 @@ class Pairs(Growing):
         """How likely each object [n, L] is to score above the lowest, as far as its pairs tell: [n] log-probabilities."""
         if not self.matter:
             return torch.zeros(len(objects), dtype=torch.float64)
-        table = torch.where(self.live, 0.0, -0.3 - 3 * self.blame)
+        table = torch.where(self.live, 0.0, -0.3 - 3 * self.only_low)
         table[self.letters] = 0  # padding follows padding
         table[:, self.letters] = 0
         return table[objects[:, :-1], objects[:, 1:]].sum(1)
@@ -138,7 +144,7 @@ class Pool(Growing):
         return torch.exp(-rank / (torch.tensor(focus, dtype=torch.float64).unsqueeze(1) * count)) / near
 
     def choose(self, candidates: Tensor, n: int) -> Tensor:
-        """Positions of at most n candidates [m, L] nobody has asked about, different ones, likely ones first."""
+        """Positions of at most n different candidates [m, L] that were not asked about yet, likely ones first."""
         new = first_of_each(code(candidates))
         new = new[~self.known(candidates[new])]
         chance = self.pairs.log_chance(candidates[new])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from stochflow.errors import UserError
 from stochflow.learn.buffer import join
 from stochflow.nets.policy import Policy
-from stochflow.training.search.paths import legal_letters, ways_to
+from stochflow.training.search.paths import free_letters, legal_letters, random_strings, ways_to
 from stochflow.training.search.pool import Growing, Pool
-from stochflow.training.search.variation import KINDS, Letters, cross, uniform, vary
+from stochflow.training.search.variation import KINDS, Letters, cross, vary
 from stochflow.training.sources import Source
 from stochflow.types import Task
 from stochflow.worlds.strings import Strings
@@ -53,14 +53,14 @@ class Breeder(Growing):
         self.limits = torch.zeros(0)  # and the scores they should beat
 
     def offspring(self, n: int) -> Tensor:
-        """[n, L] different objects nobody asked about (repeated ones where there are no others left)."""
+        """[n, L] different objects that were not asked about yet (repeated ones where no others are left)."""
         pool = self.pool
         if len(pool.asked) < self.how.start or len(pool.scores) < 2:
-            made = uniform(self.letters, OVER * n)
+            made = random_strings(self.env, self.letters, OVER * n)
             if len(pool.scores):  # half near what is known
                 near = pool.objects.long()[torch.randint(len(pool.scores), (OVER * n // 2,))]
-                made[: len(near)] = vary(self.letters, near, near, torch.full((len(near),), KINDS.index("point")))
-            made = self._mended(made)
+                near = vary(self.letters, near, near, torch.full((len(near),), KINDS.index("point")))
+                made[: len(near)] = self._mended(near)
             return self._filled(made[pool.choose(made, n)], made, n)
         climbing = round(self.how.climb * n)
         around, kinds, parents = self._around(OVER * (n - climbing))
@@ -120,11 +120,6 @@ class Breeder(Growing):
 def default_distance(length: int) -> int:
     """How far apart designs count as different: a fifth of their length."""
     return max(2, math.ceil(length / 5))
-
-
-def free_letters(env: Any) -> bool:
-    """Whether every string of an allowed length can be built; a subclass may forbid some."""
-    return all(getattr(type(env), name) is getattr(Strings, name) for name in ("initial", "moves", "step"))
 
 
 class Population(Source):

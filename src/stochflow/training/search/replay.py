@@ -74,16 +74,16 @@ class RankReplay(Source):
         if every < 1 or replay < 1:
             raise UserError(f"replay = {replay} and every = {every} must be at least 1")
         self.source, self.buffer, self.replay, self.every = source, buffer, replay, every
-        self.scored = source.scored
+        self.scored, self.asks, self.fresh = source.scored, source.asks, True
 
     def act(self, step):
-        asks = int(step) % self.every == 0
-        self.scored = self.source.scored or not asks
-        if asks:
+        self.fresh = int(step) % self.every == 0
+        self.scored = self.source.scored or not self.fresh
+        self.asks = self.source.asks and self.fresh
+        if self.fresh:
             return self.source.act(step)
-        again = self.buffer.sample(
-            self.replay
-        )  # chosen by what came out, so a model of the noise must not learn from it
+        # chosen by what came out, so a model of the noise must not learn from it
+        again = self.buffer.sample(self.replay)
         return again._replace(real=torch.zeros_like(again.real))
 
     def use(self, engine, word, trace):
@@ -93,7 +93,7 @@ class RankReplay(Source):
         return "replayed trajectories join the batch"
 
     def mix(self, traj):
-        if self.scored and not self.source.scored:
+        if not self.fresh:
             return traj
         traj = self.source.mix(traj)
         self.buffer.add(traj)
