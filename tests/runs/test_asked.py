@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 
 import pytest
 import torch
 
 import stochflow
 from stochflow.errors import UserError
+from stochflow.runs import defaults
+from stochflow.runs.config import Train
 from stochflow.runs.experiment import open_run, resume
 from stochflow.scores.oracles import Cached, Host, Spent
 from stochflow.scores.rewards import Default, Linear, Sharpening
+from stochflow.worlds.rules import EditBudget, Rules
 from stochflow.worlds.strings import Strings
 
 
@@ -221,3 +225,142 @@ def test_rivals_beside_a_run_ask_as_often_and_keep_their_answers(tmp_path):
     assert (tmp_path / "run" / "oracle.ga.jsonl").exists()
     with pytest.raises(UserError, match="no such rival"):
         stochflow.train(stochflow.strings_task(Counting(), "ACGT", 20), out=tmp_path / "no", beside="gaa", **small())
+
+
+def test_few_mutants_of_a_wild_type_are_listed_and_many_are_counted(tmp_path):
+    """151 strings at one change, though their beginnings are more than the budget: all of them are asked, once."""
+    wild, oracle = "ACGTTGCAAC" * 5, Counting()
+    near = stochflow.strings_task(oracle, "ACGT", 50, rules=Rules(EditBudget(wild, 1)))
+    done = stochflow.train(near, out=tmp_path / "one", steps=4, oracle_calls=160, **small(net="mlp"))
+    assert done.summary["tv"] is not None
+    assert done.summary["oracle_calls"] == len(oracle.asked) == 151
+    free = stochflow.train(near, out=tmp_path / "free", steps=4, **small(net="mlp"))  # without a budget too
+    assert "chosen" not in free.summary
+    far = stochflow.strings_task(Counting(), "ACGT", 50, rules=Rules(EditBudget(wild, 4)))
+    nats = defaults.log_size(far, Train())
+    assert nats == pytest.approx(math.log(sum(math.comb(50, k) * 3**k for k in range(5))))
+
+
+def test_the_door_writes_each_answer_in_its_kind_so_that_a_run_goes_on(tmp_path):
+    """Of the objects asked before the folder is made, some have no score and some come from a shared file."""
+    task = stochflow.strings_task(no_score, "ACGT", 20)
+    for word in ("skip", "floor"):
+        for name in ("first", "again"):
+            run, shared = tmp_path / f"{name}-{word}", str(tmp_path / f"{word}.jsonl")
+            done = stochflow.train(task, out=run, oracle_calls=150, oracle_cache=shared, on_nan=word, **small())
+            longer = resume(run, task=task)
+            for key in ("oracle_calls", "without_score", "from_cache"):
+                assert longer.summary[key] == done.summary[key]
+            kept = [json.loads(line) for line in (run / "oracle.jsonl").read_text().splitlines()]
+            assert sum(not k.get("cached", False) for k in kept) == done.summary["oracle_calls"] <= 150
+            assert sum(k.get("nan", False) for k in kept) == done.summary["without_score"] > 0
+            assert sum(k.get("cached", False) for k in kept) == done.summary["from_cache"]
+            assert (done.summary["from_cache"] > 10) == (name == "again")
+
+
+def test_a_shared_file_with_a_line_cut_short_is_read_and_written(tmp_path):
+    file = tmp_path / "shared.jsonl"
+    file.write_text('{"text": "AAA", "score": 1.0}\n{"text": "CC')
+    for text in ("GGG", "TTT"):
+        cached = Cached(Host(Counting(), Strings("ACGT", 3)))
+        cached.share(file)
+        assert cached.raw(["AAA", text]) == [1.0, 0.0]
+        assert cached.paid == 1
+    assert [json.loads(line)["text"] for line in file.read_text().splitlines() if line.endswith("}")] == [
+        "AAA",
+        "GGG",
+        "TTT",
+    ]
+
+
+def test_a_shared_file_that_cannot_be_written_is_said_before_anything_is_asked(tmp_path):
+    oracle = Counting()
+    with pytest.raises(UserError, match="cannot be kept in"):
+        stochflow.train(
+            stochflow.strings_task(oracle, "ACGT", 20),
+            out=tmp_path / "run",
+            oracle_cache=str(tmp_path / "missing" / "file.jsonl"),
+            **small(),
+        )
+    assert oracle.asked == []
+
+
+@pytest.mark.parametrize("word", ["skip", "floor"])
+def test_rivals_meet_objects_without_a_score_as_the_run_does(tmp_path, word):
+    done = stochflow.train(
+        stochflow.strings_task(no_score, "ACGT", 20),
+        out=tmp_path / "run",
+        oracle_calls=200,
+        on_nan=word,
+        beside="ga,random,mcmc",
+        **small(),
+    )
+    for row in done.summary["beside"].values():
+        assert row["calls"] == done.summary["oracle_calls"]
+        assert math.isfinite(row["top_asked"])
+
+
+class Breaks:
+    """Answers so many texts, one call after the other, and then is interrupted."""
+
+    def __init__(self, most: int):
+        self.most, self.asked = most, list[str]()
+
+    def __call__(self, texts):
+        if len(self.asked) + len(texts) > self.most:
+            raise KeyboardInterrupt
+        self.asked += texts
+        return [t.count("A") / len(t) for t in texts]
+
+
+def test_a_final_look_that_is_broken_off_keeps_what_was_answered(tmp_path):
+    """2,000 draws without a budget, asked in parts of a batch: all parts before the break are on the disk."""
+    oracle = Breaks(1000)
+    with pytest.raises(KeyboardInterrupt):
+        stochflow.train(
+            stochflow.strings_task(oracle, "ACGT", 20), out=tmp_path / "run", steps=5, **small(net="mlp", batch=112)
+        )
+    kept = [json.loads(line)["text"] for line in (tmp_path / "run" / "oracle.jsonl").read_text().splitlines()]
+    assert kept == oracle.asked
+    assert len(kept) > 1000 - 112
+    other = Counting()
+    resume(tmp_path / "run", task=stochflow.strings_task(other, "ACGT", 20))
+    assert not set(other.asked) & set(kept)
+
+
+def test_tries_that_were_repeated_are_counted(tmp_path, monkeypatch):
+    class Busy(Counting):
+        def __call__(self, texts):
+            if len(self.asked) > 30 and len(self.asked) % 3 == 0:
+                self.asked.append("")  # as if it had been asked
+                raise ConnectionError("busy")
+            return super().__call__(texts)
+
+    monkeypatch.setattr("stochflow.scores.oracles.time.sleep", lambda s: None)
+    oracle = Busy()
+    done = stochflow.train(
+        stochflow.strings_task(oracle, "ACGT", 20), out=tmp_path / "run", oracle_calls=200, **small()
+    )
+    assert done.summary["retried"] == oracle.asked.count("") > 0
+
+
+def test_a_lag_counts_and_sharpens_and_is_not_for_search(tmp_path):
+    task = stochflow.strings_task(Counting(), "ACGT", 20)
+    done = stochflow.train(task, out=tmp_path / "run", oracle_calls=300, lag=1, **small(net="mlp"))
+    assert done.summary["beta"] > 0
+    assert done.summary["oracle_calls"] <= 300
+    assert "--search" not in done.summary["chosen"]
+    with pytest.raises(UserError, match="leave one out"):
+        stochflow.train(task, out=tmp_path / "no", lag=1, search="population", **small())
+
+
+def test_a_found_reward_is_fixed_at_the_latest_after_half_of_the_budget(tmp_path):
+    reward = Sharpening(nats=50.0, best=10, first=100, latest=150)
+    feed(reward, [0.1] * 60 + [0.2] * 40, 0)
+    feed(reward, [0.6] * 60, 100)  # the best moved, and yet
+    assert bool(reward.frozen)
+    assert "fixed after 160 answers" in reward.describe()
+    done = stochflow.train(
+        stochflow.strings_task(Counting(), "ACGT", 30), out=tmp_path / "run", oracle_calls=300, **small(net="mlp")
+    )
+    assert done.summary["beta_frozen"]

@@ -48,6 +48,14 @@ def forked(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+def listable(env: Enumerable, budget: int | None = None) -> bool:
+    """Whether all states fit a list, and the oracle may be asked about all finished objects within its budget."""
+    if env.count() > LISTED:
+        return False
+    compiled = getattr(env, "compiled", None)  # under rules fewer strings are finished than there are beginnings
+    return budget is None or (env.count() if compiled is None else compiled.product.strings) <= budget
+
+
 class Yardstick:
     """What a policy on this task is measured against: target, floor and modes, computed once and when first needed."""
 
@@ -61,8 +69,7 @@ class Yardstick:
 
     def _listable(self) -> bool:
         env = self.task.env
-        most = LISTED if self.budget is None else min(LISTED, self.budget)
-        if not isinstance(env, Enumerable) or env.contexts is not None or env.count() > most:
+        if not isinstance(env, Enumerable) or env.contexts is not None or not listable(env, self.budget):
             return False
         first = env.initial((1,), torch.zeros(1, dtype=torch.long, device=self.device))
         if self.task.channel.begin(first) is not None:

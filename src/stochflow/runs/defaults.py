@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from stochflow.law.measure import LISTED
+from stochflow.law.measure import listable
 from stochflow.runs.config import Train
 from stochflow.scores.oracles import TextOracle
 from stochflow.scores.rewards import Default, Sharpening
@@ -34,6 +34,9 @@ LONG: dict[str, Any] = {
 }
 
 
+MANY = 3000  # oracle calls up to which smaller generations find more
+FEW: dict[str, Any] = {"batch": 56, "children": 24}
+LEARNING, RAREST = 600, 32  # steps a policy needs until the budget is spent, and the most between two questions
 USUAL = 10_000  # oracle calls, of which half may pass before the target is a fixed law, where no budget is named
 READ = 50  # letters up to which a transformer reads 10,000 strings within minutes on one core; beyond, an MLP
 
@@ -43,7 +46,7 @@ def log_size(task: Task, settings: Train) -> float | None:
     env = task.env
     if not isinstance(env, Strings) or env.contexts is not None or settings.thought_state:
         return None
-    if env.count() <= min(LISTED, budget(task, settings) or LISTED):
+    if listable(env, budget(task, settings) or None):
         return None
     strings = env.compiled.product.strings if isinstance(env, RuledStrings) else env.tokens**env.length
     return max(1.0, math.log(strings))
@@ -67,19 +70,34 @@ def choose(task: Task, settings: Train, free: Collection[str], shipped: bool = F
     nats = log_size(task, settings)
     if nats is None or (shipped and type(task.reward) is not Default):  # the latter has its own, such as bits
         return settings, ""
-    wanted = dict(LONG)
+    calls = budget(task, settings) // settings.seeds
+    wanted = LONG | (FEW if 0 < calls <= MANY else {})
     if task.env.horizon <= READ:
         wanted |= {"net": "transformer", "hidden": 64}
-    chosen = {k: v for k, v in wanted.items() if k in free}
-    merged = dataclasses.replace(settings, **chosen)
-    if "ask_every" in chosen and not (merged.replay_rank and merged.replay > 0):
-        merged = dataclasses.replace(merged, ask_every=1)
+    if settings.lag:  # batches wait for the oracle, and children would not
+        wanted |= {"search": "none"}
+    merged = dataclasses.replace(settings, **{k: v for k, v in wanted.items() if k in free})
     fresh = merged.batch - round(merged.replay * merged.batch)
-    if "children" in chosen and merged.search != "none" and merged.children >= fresh:
+    if "children" in free and merged.search != "none" and merged.children >= fresh:
         merged = dataclasses.replace(merged, children=max(2, fresh * 3 // 4))
-    changed = [k for k in chosen if getattr(merged, k) != getattr(Train(), k)]
+    merged = dataclasses.replace(merged, **{k: v for k, v in _pace(merged, calls, fresh).items() if k in free})
+    changed = [k for k in wanted if k in free and getattr(merged, k) != getattr(Train(), k)]
+    if merged.search == "none" and "children" in changed:
+        changed.remove("children")
     if not changed:
         return merged, ""
     words = ", ".join(f"--{k.replace('_', '-')} {str(getattr(merged, k)).lower()}" for k in changed)
     why = f"there are e^{nats:.0f} strings, too many to list or to meet by chance"
-    return merged, f"chose {words} because {why}"
+    few = f", and {calls} oracle calls are few" if 0 < calls <= MANY else ""
+    return merged, f"chose {words} because {why}{few}"
+
+
+def _pace(settings: Train, calls: int, fresh: int) -> dict[str, int]:
+    """How often the oracle is asked, and the steps after which a budget is spent for certain: rarely where it is small."""
+    if not (settings.replay_rank and settings.replay > 0):  # nothing to learn from in between
+        return {"ask_every": 1} | ({"steps": max(LONG["steps"], 2 * calls // fresh)} if calls else {})
+    if not calls:
+        return {}
+    every = min(RAREST, max(LONG["ask_every"], round(LEARNING * fresh / calls)))
+    new = settings.children if settings.search != "none" else max(1, fresh // 2)  # different ones of a batch at least
+    return {"ask_every": every, "steps": max(LONG["steps"], (calls // new + 2) * every)}

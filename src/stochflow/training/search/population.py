@@ -33,6 +33,7 @@ class Breeding(NamedTuple):
 
 
 DEFAULT = Breeding()
+EARLY = 3  # generations of random strings before there is a population
 
 
 class Breeder(Growing):
@@ -141,7 +142,8 @@ class Population(Source):
             raise UserError(f"children = {children} is no population: give 2 or more")
         self.source, self.task, self.size = source, task, children
         self._policy, self._from = [policy], 0
-        self.each = [Breeder(env, distance) for _ in range(policy.num_seeds)]  # one per seed
+        how = DEFAULT._replace(start=min(DEFAULT.start, EARLY * children))
+        self.each = [Breeder(env, distance, how) for _ in range(policy.num_seeds)]  # one per seed
         self.breeders = nn.ModuleList(self.each)
 
     def act(self, step):
