@@ -37,6 +37,7 @@ LISTED = 2_000_000  # states up to which the law is exact
 LISTED_SECONDS = 5.0  # what asking a Python oracle about every object may take
 QUICK_PROGRAM = 1_000  # states up to which the linear program of a floor is not felt
 SAMPLES = 2_000  # objects drawn per seed at each look
+DRAWN = 500  # objects drawn per seed, at least, to see whether they repeat themselves: these are not scored
 GAMMA = 0.5  # of the entropy ratio that is shown
 
 
@@ -149,12 +150,15 @@ class Yardstick:
                     "dynamics_bound": fit.law_bound,
                 }
             if self.exact:
-                more, fixed = self._from_law(policy, traj)
-                each |= more
+                of_law, fixed = self._from_law(policy, traj)
+                each |= of_law
                 known |= fixed
             elif final and self.conditions:
                 known["conditions"] = law_rows(task, policy, self.conditions)
-        return each, known, traj
+            more = traj if self.samples >= DRAWN else walk(Request(task, policy, DRAWN)).trajectories
+            last = more.states[-1]
+            each |= {"distinct": metrics.distinct_fraction(last), "commonest": metrics.commonest_fraction(last)}
+        return each, known | {"drawn": last.shape[1]}, traj
 
     def _from_sample(self, policy: Policy, traj: Trajectories) -> dict[str, Tensor]:
         log_w = self._log_weights(policy, traj)
@@ -170,7 +174,6 @@ class Yardstick:
             "sample_score": traj.score.double().mean(1),
             "top_score": metrics.top_k_mean(_once(traj)),
             "diversity": metrics.diversity(traj.states[-1]),
-            "distinct": metrics.distinct_fraction(traj.states[-1]),
             "band_high": band.high,
             "band_low": band.low,
             "entropy_ratio": entropy_ratio(band.high, band.low, GAMMA),

@@ -131,6 +131,13 @@ def distinct_fraction(states: Tensor) -> Tensor:
     return torch.tensor(share, dtype=torch.float64).reshape(states.shape[:-2])
 
 
+def commonest_fraction(states: Tensor) -> Tensor:
+    """The share of the most frequent member of a batch, [..., B, D] -> [...]."""
+    flat = states.reshape(-1, *states.shape[-2:])
+    share = [int(rows.unique(dim=0, return_counts=True)[1].max()) / len(rows) for rows in flat]
+    return torch.tensor(share, dtype=torch.float64).reshape(states.shape[:-2])
+
+
 class Novelty(NamedTuple):
     """How new a batch is beside a reference set."""
 

@@ -120,6 +120,11 @@ class _Log:
         """The last evaluation once the run has warmed up, else nothing."""
         return self.looks[-1] if self.looks and self.looks[-1]["step"] >= WARM_UP else {}
 
+    @property
+    def ended(self) -> Row:
+        """The last evaluation once the run has warmed up or ended (only a final one names the objective), else nothing."""
+        return self.look or (self.looks[-1] if self.looks and "objective" in self.looks[-1] else {})
+
     def last(self, key: str, count: int) -> list[float]:
         return [r[key] for r in self.rows if _number(r.get(key))][-count:]
 
@@ -183,8 +188,9 @@ def policy_collapse(log: _Log) -> Finding | None:
         return None  # a policy may be nearly deterministic because the target is
     entropy, length = row.get("entropy"), row.get("mean_length")
     share, samples, distinct = row.get("ess"), row.get("samples"), row.get("distinct")
+    few = _number(samples) and samples < health_designs.FEW
     ways = math.exp(min(entropy * length, 50.0)) if _number(entropy) and _number(length) else math.inf
-    if _number(share) and _number(samples) and _number(distinct) and distinct < REPEATING:
+    if not few and _number(share) and _number(samples) and _number(distinct) and distinct < REPEATING:
         ways = min(
             ways, share * samples
         )  # few effective samples that are all different are far from the target, not collapsed
@@ -325,8 +331,9 @@ def reward_saturation(log: _Log) -> Finding | None:
         saw = f"the mean log-reward is {rewards[-1]:.3f} whatever the scores ({scores[-1]:.4g} on average)"
         remedy = "a reward that tells them apart: scores at or below its floor all count as the floor, so for those that may be negative give reward=Linear()"
         return log.find("reward_saturation", "warning", saw, means, remedy)
-    mean_score, top = row.get("sample_score"), row.get("top_score")
-    if _number(mean_score) and _number(top) and abs(top - mean_score) <= 1e-3 * max(abs(top), 1e-12):
+    mean_score, top, samples = row.get("sample_score"), row.get("top_score"), row.get("samples")
+    many = not _number(samples) or samples >= 2 * health_designs.TOP  # of fewer the 100 best are nearly all
+    if many and _number(mean_score) and _number(top) and abs(top - mean_score) <= 1e-3 * max(abs(top), 1e-12):
         saw = f"the mean score ({mean_score:.4g}) is the mean of the 100 best ({top:.4g})"
         remedy = "a score with a wider range, a larger reward exponent, or a score that saturates later"
         return log.find("reward_saturation", "warning", saw, means, remedy)

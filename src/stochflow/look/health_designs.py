@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-REPEATS = 0.1  # share of different objects in a sample below which the sampler has collapsed onto a few
-ENOUGH = 200  # objects of a sample from which its figures are taken seriously
+REPEATS = 0.1  # share of different objects in a sample below which the sampler has collapsed onto a few,
+COMMONEST = 0.3  # and share of the most frequent one above which it has
+TOP = 100  # objects of which the mean of the best is taken
+ENOUGH = 100  # objects of a sample from which such shares are taken seriously,
+FEW = 30  # and from which figures of their scores are
 FEW_EFFECTIVE = 3.0  # draws on which an estimate of log Z rests, below which it is one draw's
 ONE_SIDED = 5.0  # nats between the two estimates of log Z that bound it from below
-SEEN = 0.5  # share of the way from the first scores to the best asked that the best draws should have gone
-MATURE = 1000  # steps before which a run may still begin to learn; the last look is checked all the same
-BARELY = 0.02  # share of that way that tells a sampler from one that never learned
+SEEN = 0.5  # share of the way from random objects to the best asked that the best draws should have gone
+MATURE = 1000  # steps before which a run may still begin to learn; its end is looked at all the same
+BARELY = 0.02  # share of that way that tells a sampler from one that never learned,
+ERRORS = 2.0  # and standard errors of the random objects' mean, where it is known
 
 
 def _number(value: Any) -> bool:
@@ -31,14 +35,17 @@ def _listed(row: dict[str, Any]) -> bool:
 
 def repeated_draws(log: Any) -> Any:
     """Most of a sample is a handful of objects."""
-    row = log.look
-    distinct, samples = row.get("distinct"), row.get("samples")
-    if _listed(row) or not _number(distinct) or not _number(samples) or samples < ENOUGH or distinct >= REPEATS:
+    row = log.ended
+    distinct, most, samples = row.get("distinct"), row.get("commonest"), row.get("drawn", row.get("samples"))
+    if _listed(row) or not _number(distinct) or not _number(samples) or samples < ENOUGH:
         return None
+    if distinct >= REPEATS and not (_number(most) and most > COMMONEST):
+        return None
+    one = f", and {most:.0%} are one and the same" if _number(most) and most > COMMONEST else ""
     return log.find(
         "repeated_draws",
         "serious",
-        f"only {distinct:.1%} of {samples} draws are different objects",
+        f"only {distinct:.1%} of {samples} draws are different objects{one}",
         "The probability lies on a handful of objects, whatever else is worth having.",
         "--search population or --replay-rank, more exploration (--explore 0.3 --explore-tau 1000), or a smaller reward exponent",
     )
@@ -46,8 +53,11 @@ def repeated_draws(log: Any) -> Any:
 
 def far_below_the_best(log: Any) -> Any:
     """The best objects asked about are far better than anything the policy draws."""
-    row, first = log.look, _first(log)
-    best, drawn = row.get("top_asked"), row.get("top_score")
+    row = log.ended
+    first, best = _first(log, row), row.get("top_asked")
+    drawn, words = row.get("top_score"), "the 100 best draws"
+    if _number(row.get("samples")) and row["samples"] < 2 * TOP:  # too few draws to have a best part
+        drawn, words = row.get("sample_score"), "the draws"
     if not _ended(row) or _listed(row) or first is None or not _number(best) or not _number(drawn):
         return None
     way = best - first
@@ -56,7 +66,7 @@ def far_below_the_best(log: Any) -> Any:
     return log.find(
         "far_below_the_best",
         "warning",
-        f"the 100 best asked about score {best:.4g} on average, and the 100 best draws {drawn:.4g}",
+        f"the 100 best asked about score {best:.4g} on average, and {words} {drawn:.4g}",
         "The best were found by the search and stand in samples.csv as asked; the policy itself has not come near its target, "
         "so that its draws and its log Z say little.",
         "more steps between questions (--ask-every 16 with a larger --steps), a wider net (--hidden 256), or --net transformer",
@@ -65,17 +75,18 @@ def far_below_the_best(log: Any) -> Any:
 
 def no_better_than_uniform(log: Any) -> Any:
     """What is drawn scores as random objects did at the start."""
-    row, first = log.look, _first(log)
-    top, mean = row.get("top_score"), row.get("sample_score")
+    row = log.ended
+    first = _first(log, row)
+    top, mean, error = row.get("top_score"), row.get("sample_score"), row.get("random_error", 0.0)
     if not _ended(row) or _listed(row) or first is None or not _number(top) or not _number(mean):
         return None
     best = max(x for x in (top, row.get("best_asked")) if _number(x))
-    if best <= first or mean - first > BARELY * (best - first):
+    if best <= first or mean - first > max(BARELY * (best - first), ERRORS * error if _number(error) else 0.0):
         return None
     return log.find(
         "no_better_than_uniform",
         "warning",
-        f"the draws score {mean:.4g} on average, and those of the untrained policy scored {first:.4g}",
+        f"the draws score {mean:.4g} on average, and random objects {first:.4g}",
         "The 100 best of the draws are what random objects would give: nothing was learned that shows in a score.",
         "a sharper reward (--beta auto, or a larger exponent), more --steps, or --search population",
     )
@@ -83,7 +94,7 @@ def no_better_than_uniform(log: Any) -> Any:
 
 def one_sided_log_z(log: Any) -> Any:
     """Both estimates of log Z are bounds from below here, and they are far apart."""
-    row = log.look
+    row = log.ended
     low, high, share, samples = (row.get(k) for k in ("elbo", "log_z_estimate", "ess", "samples"))
     if (
         not _ended(row)
@@ -92,7 +103,7 @@ def one_sided_log_z(log: Any) -> Any:
         or not all(map(_number, (low, high, share, samples)))
     ):
         return None
-    if samples < ENOUGH or share * samples >= FEW_EFFECTIVE or high - low <= ONE_SIDED:
+    if samples < FEW or share * samples >= FEW_EFFECTIVE or high - low <= ONE_SIDED:
         return None
     return log.find(
         "one_sided_log_z",
@@ -103,8 +114,13 @@ def one_sided_log_z(log: Any) -> Any:
     )
 
 
-def _first(log: Any) -> float | None:
-    """The mean score of the first logged batch, when the policy had hardly begun."""
+def _first(log: Any, row: dict[str, Any]) -> float | None:
+    """The mean score of random objects: the first ones asked about or, where all batches are the policy's own, its first."""
+    known = row.get("random_score")
+    if _number(known):
+        return known
+    if log.train.get("replay") or log.train.get("search", "none") != "none":
+        return None
     return next((r["mean_score"] for r in log.rows if _number(r.get("mean_score"))), None)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stochflow.errors import UserError
 from stochflow.files.reading import read_text
+from stochflow.runs.config import Train
 from stochflow.scores.oracles import Cached
 from stochflow.training.search.paths import legal_letters
 from stochflow.training.search.pool import apart
@@ -20,6 +21,8 @@ from stochflow.types import Task
 from stochflow.worlds.strings import Strings
 
 BEST = 100  # designs a person looks at
+DOOR = 16  # random objects that a user's oracle is tried on before training,
+RANDOM = 48  # and so many with the first ones of training, whose policy and population are still random
 AMONG = 5000  # of the best, among which those at a distance are looked for
 
 
@@ -51,6 +54,22 @@ def figures(task: Task, source: Source) -> dict[str, Any]:
     """Of the objects asked about: the best, the mean of the 100 best, and that of the 100 best at a fifth of the length apart."""
     found = best_asked(task, source, AMONG)
     return {} if found is None else figures_of(task.env, *found)
+
+
+def random_figures(oracle: Any, train: Train, at_the_door: bool) -> dict[str, float]:
+    """The mean score of random objects, as the first ones asked about were, and its standard error; {} where there are none.
+
+    Those asked at the door come first; what follows is random where no known object is among it, and in a fixed order
+    where one process asks.
+    """
+    if not isinstance(oracle, Cached):
+        return {}
+    sure = DOOR if at_the_door else 0
+    alone = not train.start and not train.oracle_workers and not train.lag
+    scores = torch.tensor(list(oracle.met.values())[: RANDOM if alone else sure], dtype=torch.float64)
+    if len(scores) < DOOR // 2:
+        return {}
+    return {"random_score": float(scores.mean()), "random_error": float(scores.std() / len(scores) ** 0.5)}
 
 
 def figures_of(env: Any, states: Tensor, scores: Tensor) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
 from stochflow.noise.thought_state import augment, step_memory
 from stochflow.runs import defaults, tasks
-from stochflow.runs.asked import best_asked, figures, known_objects
+from stochflow.runs.asked import best_asked, figures, known_objects, random_figures
 from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.cost import check_memory
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
@@ -292,6 +292,8 @@ class Experiment:
                 known["retried"] = getattr(self.task.oracle.oracle, "retried", 0)
                 known["from_cache"] = len(self.task.oracle.free)
         known |= figures(self.task, self.trainer.source)
+        if not self.yardstick.exact:
+            known |= random_figures(self.task.oracle, t, isinstance(self.config.task, UserTask))
         if isinstance(self.task.reward, Sharpening):
             known["beta"] = float(self.task.reward.beta)
         return {"step": self.trainer.steps_done, **summarise(each, known)}

@@ -28,7 +28,8 @@ _word = optional(text())
 # figures that are reckoned with; others may be anything, because they are only shown
 NUMBERS = """time seconds oracle_calls loss dynamics_loss grad_norm dynamics_grad_norm log_z_learned mean_score mean_log_reward
     mean_length entropy finite samples modes modes_all expected_modes floor_tv floor_tv_reverse_kl naive_tv limit_tv log_z elbo eubo
-    log_z_estimate log_z_error ess sample_score top_score diversity distinct band_high band_low entropy_ratio dynamics_nll
+    log_z_estimate log_z_error ess sample_score top_score diversity distinct commonest drawn random_score random_error
+    top_asked best_asked band_high band_low entropy_ratio dynamics_nll
     dynamics_nll_true dynamics_tv dynamics_bound tv l1 mean_l1 kl_target_model kl_model_target jsd spearman excess_tv""".split()
 FIGURES = (
     {name + end: _number for name in NUMBERS for end in ("", "_low", "_high")}
