@@ -252,3 +252,24 @@ def test_a_run_that_has_hardly_begun_is_not_judged_by_its_draws():
     assert names(early, LONG) == []
     late = [{**r, "step": 2 * r["step"]} for r in early]
     assert "no_better_than_uniform" in names(late, LONG)
+
+
+def test_a_small_look_is_not_read_as_saturation_and_shows_a_collapse(rows, config):
+    """With a budget at most 100 draws are scored, of which the 100 best are all; 500 are drawn to see whether they repeat."""
+    small = {"samples": 40, "drawn": 500, "commonest": 0.01}
+    assert names(of_designs(**small, sample_score=0.8, top_score=0.8), LONG) == []
+    assert names(of_designs(**small | {"commonest": 0.57}, distinct=0.3), LONG) == ["repeated_draws"]
+    assert names(of_designs(**small, distinct=0.05), LONG) == ["repeated_draws"]
+    assert "reward_saturation" in names(of_designs(sample_score=0.9, top_score=0.9), LONG)
+
+
+def test_draws_are_held_against_random_objects_and_not_against_a_batch_of_the_best():
+    searched = {**LONG, "train": {"objective": "logvar", "replay": 0.5, "search": "population"}}
+    good = of_designs()
+    good[0]["mean_score"] = 0.8  # replayed ones and children, as good as the draws at the end
+    assert names(good, searched) == []
+    known = {"random_score": 0.2, "random_error": 0.01}
+    assert names([*good[:-1], good[-1] | known], searched) == []
+    uniform = good[-1] | known | {"sample_score": 0.215, "top_score": 0.4}
+    assert "no_better_than_uniform" in names([*good[:-1], uniform], searched)
+    assert "no_better_than_uniform" in names([uniform | {"step": 40}], searched)  # a short run that has ended

@@ -15,7 +15,7 @@ from typing import Any
 
 from stochflow.errors import UserError
 from stochflow.files.reading import one_line, read_json, shown
-from stochflow.law.verdict import number, verdict
+from stochflow.law.verdict import number, remarks, verdict
 from stochflow.look.labels import LABELS, TERMINAL
 
 
@@ -180,10 +180,8 @@ def closing(summary: dict[str, Any], files: list[Path], quiet: bool, path: Path)
     print("\n" + verdict(summary))
     for row in summary.get("conditions") or []:
         print(f"condition {shown(row['condition'])}: total variation {number(row['tv'])} from its target")
-    if summary.get("law"):
-        print(f"target: {summary['law']}.")
-    for name, found in (summary.get("beside") or {}).items():
-        print(f"beside it, {name} with as many oracle calls: {one_line(found['sentence'])}")
+    for words in remarks(summary):
+        print(one_line(words))
     from stochflow.look.report import write_report
 
     print("\nwritten:")

@@ -28,6 +28,30 @@ def verdict(found: dict[str, Any], advise: bool = True) -> str:
     return " ".join(part for part in (_distance(found, advise), found.get("caution")) if part)
 
 
+def remarks(found: dict[str, Any]) -> list[str]:
+    """What else stands beside final figures: the target law, what the oracle was asked, and what other searches find."""
+    said = [f"Target: {found['law']}."] if isinstance(found.get("law"), str) else []
+    counts = {"without_score": "without a score", "from_cache": "from a shared file", "retried": "tries repeated"}
+    some = [f"{number(found[k])} {words}" for k, words in counts.items() if _positive(found.get(k))]
+    if some:
+        said.append(f"Oracle: {number(found.get('oracle_calls'))} different objects asked about; {', '.join(some)}.")
+    rivals = found.get("beside")
+    rivals = rivals if isinstance(rivals, dict) else {}
+    if "random" not in rivals and _positive(found.get("random_count")) and found.get("top_asked") is not None:
+        said.append(
+            f"Beside it, random search with as many oracle calls: mean of the 100 best about {number(found.get('random_top'))}, "
+            f"as estimated from the first {number(found['random_count'])} objects, which are random."
+        )
+    for name, row in rivals.items():
+        if isinstance(row, dict) and isinstance(row.get("sentence"), str):
+            said.append(f"Beside it, {name} with as many oracle calls: {row['sentence']}.")
+    return said
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
 def _distance(found: dict[str, Any], advise: bool) -> str:
     tv, best, excess = found.get("tv"), found.get("floor_tv"), found.get("excess_tv")
     if tv is None:

@@ -12,7 +12,8 @@ REPEATS = 0.1  # share of different objects in a sample below which the sampler 
 COMMONEST = 0.3  # and share of the most frequent one above which it has
 TOP = 100  # objects of which the mean of the best is taken
 ENOUGH = 100  # objects of a sample from which such shares are taken seriously,
-FEW = 30  # and from which figures of their scores are
+FEW = 30  # and from which figures of their scores are,
+MANY = 200  # and from which their weights are
 FEW_EFFECTIVE = 3.0  # draws on which an estimate of log Z rests, below which it is one draw's
 ONE_SIDED = 5.0  # nats between the two estimates of log Z that bound it from below
 SEEN = 0.5  # share of the way from random objects to the best asked that the best draws should have gone
@@ -69,7 +70,7 @@ def far_below_the_best(log: Any) -> Any:
         f"the 100 best asked about score {best:.4g} on average, and {words} {drawn:.4g}",
         "The best were found by the search and stand in samples.csv as asked; the policy itself has not come near its target, "
         "so that its draws and its log Z say little.",
-        "more steps between questions (--ask-every 16 with a larger --steps), a wider net (--hidden 256), or --net transformer",
+        "more steps between questions (a larger --ask-every and --steps), a wider net (--hidden 256), or --net transformer",
     )
 
 
@@ -103,7 +104,7 @@ def one_sided_log_z(log: Any) -> Any:
         or not all(map(_number, (low, high, share, samples)))
     ):
         return None
-    if samples < FEW or share * samples >= FEW_EFFECTIVE or high - low <= ONE_SIDED:
+    if samples < MANY or share * samples >= FEW_EFFECTIVE or high - low <= ONE_SIDED:
         return None
     return log.find(
         "one_sided_log_z",

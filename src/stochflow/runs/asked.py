@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import torch
@@ -57,8 +58,9 @@ def figures(task: Task, source: Source) -> dict[str, Any]:
 
 
 def random_figures(oracle: Any, train: Train, at_the_door: bool) -> dict[str, float]:
-    """The mean score of random objects, as the first ones asked about were, and its standard error; {} where there are none.
+    """Of random objects, as the first ones asked about were: the mean score, its standard error, and what random search finds.
 
+    `random_top` estimates the mean of the 100 best of as many random objects as were paid for; {} where there are none.
     Those asked at the door come first; what follows is random where no known object is among it, and in a fixed order
     where one process asks.
     """
@@ -69,7 +71,24 @@ def random_figures(oracle: Any, train: Train, at_the_door: bool) -> dict[str, fl
     scores = torch.tensor(list(oracle.met.values())[: RANDOM if alone else sure], dtype=torch.float64)
     if len(scores) < DOOR // 2:
         return {}
-    return {"random_score": float(scores.mean()), "random_error": float(scores.std() / len(scores) ** 0.5)}
+    return {
+        "random_score": float(scores.mean()),
+        "random_error": float(scores.std() / len(scores) ** 0.5),
+        "random_top": _best_of_many(scores, oracle.paid),
+        "random_count": len(scores),
+    }
+
+
+def _best_of_many(scores: Tensor, calls: int) -> float:
+    """The mean of the 100 best of `calls` random objects, from a few of their scores [n]; an exponential tail beyond the best quarter."""
+    share = min(1.0, BEST / max(1, calls))
+    ordered = scores.sort(descending=True).values
+    count = max(1, len(scores) // 4)
+    if share * len(scores) >= count:
+        return float(ordered[: round(share * len(scores))].mean())
+    start = float(ordered[count - 1])
+    excess = float(ordered[:count].mean()) - start
+    return start + excess * (1 + math.log(count / len(scores) / share))
 
 
 def figures_of(env: Any, states: Tensor, scores: Tensor) -> dict[str, Any]:

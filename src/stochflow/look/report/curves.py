@@ -189,18 +189,24 @@ def _with_gap(row: Row) -> Row:
 
 def score(run: RunFiles) -> Panel | None:
     rows = values(values(run.rows, "sample_score"), "top_score")
-    if not rows:
+    asked = values(values(run.rows, "top_asked"), "best_asked")
+    if not rows and not asked:
         return None
     figure, ax = axes(x="oracle calls", y="score")
-    draw(ax, rows, "top_score", SERIES[1], "mean of the 100 best", marker="o", x="oracle_calls")
-    draw(ax, rows, "sample_score", SERIES[0], "mean of all", marker="o", x="oracle_calls")
+    if asked:  # a slow oracle is asked about a sample only at the end
+        draw(ax, asked, "best_asked", SERIES[3], "best asked", x="oracle_calls")
+        draw(ax, asked, "top_asked", SERIES[2], "mean of the 100 best asked", x="oracle_calls")
+    if rows:
+        draw(ax, rows, "top_score", SERIES[1], "mean of the 100 best draws", marker="o", x="oracle_calls")
+        draw(ax, rows, "sample_score", SERIES[0], "mean of all draws", marker="o", x="oracle_calls")
     _short_numbers(ax.xaxis)
     legend(ax)
     return Panel(
         "score",
-        "Scores of the samples",
+        "Scores over oracle calls",
         svg(figure, "Scores over oracle calls"),
-        "The oracle's score of what is drawn.",
+        "The oracle's score of what is drawn"
+        + (", and of the different objects that training had asked about by then." if asked else "."),
     )
 
 

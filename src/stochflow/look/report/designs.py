@@ -37,6 +37,7 @@ class Design:
     family: int | None  # the mode it belongs to, from 1
     exact: str = ""  # of an order: the chance that it is made as it is written,
     low: str = ""  # and the 10 % quantile of the score of what is made
+    origin: str = ""  # whether it was asked about while training or drawn from the final policy
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class Designs:
     def orders(self) -> bool:
         """Whether the designs are orders, whose score is what is expected of what is made."""
         return any(r.exact for r in self.rows)
+
+    @property
+    def origins(self) -> bool:
+        return any(r.origin for r in self.rows)
 
     @property
     def sequences(self) -> bool:
@@ -90,7 +95,8 @@ def _row(rank: int, row: dict[str, str], what: str, distance: int | None, family
             return "-"
 
     made = (short("made_exact"), short("made_low")) if row.get("made_exact") else ("", "")
-    return Design(rank, what, short("score"), short("log_reward"), short("log_pf"), distance, family, *made)
+    origin = row.get("origin", "") if row.get("origin") in ("asked", "draw") else ""
+    return Design(rank, what, short("score"), short("log_reward"), short("log_pf"), distance, family, *made, origin)
 
 
 def _logos(texts: list[str], family: list[int], heads: list[int]) -> tuple[list[Panel], str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from stochflow.law.verdict import REACHED, number, verdict
+from stochflow.law.verdict import REACHED, number, remarks, verdict
 from stochflow.look import health
 from stochflow.look.labels import LABELS, TILES
 from stochflow.look.report.curves import curves
@@ -38,6 +38,7 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
         "name": run.name,
         "state": _state(run),
         "verdict": verdict(found, advise=False),
+        "remarks": remarks(found),
         "gaps": [*run.gaps[:5], *([f"and {len(run.gaps) - 5} more such"] if len(run.gaps) > 5 else [])],
         "task": run.config.task.name,
         "objective": run.training["objective"],

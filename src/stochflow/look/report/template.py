@@ -63,6 +63,8 @@ PAGE = """{% from "figure" import figure %}
 <h1>{{ run.name }}</h1>
 <p class="faint">{{ run.task }} · {{ run.objective }} · {{ run.state }} · {{ run.seeds }} seed{{ "s" if run.seeds > 1 }}</p>
 <p class="verdict">{{ run.verdict }}</p>
+{% for words in run.remarks %}<p class="faint">{{ words }}</p>
+{% endfor %}
 {% for words in run.gaps %}<p class="ill">Left out: {{ words }}.</p>
 {% endfor %}
 <p class="{{ 'ill' if run.findings else 'faint' if run.early else 'well' }}">{{ run.health }}</p>
@@ -114,15 +116,15 @@ PAGE = """{% from "figure" import figure %}
 {% endif %}
 <div class="wide" style="margin-top: 1rem">
 <table>
-<thead><tr><th class="n">#</th><th>{{ "design" if run.designs.sequences else "state" }}</th><th class="n">{{ "expected score" if run.designs.orders else "score" }}</th>{% if run.designs.orders %}<th class="n">its 10 % quantile</th><th class="n">chance of exact synthesis</th>{% endif %}<th class="n">log-reward</th><th class="n">log-probability</th>{% if run.designs.sequences %}<th class="n">distance to a better one</th><th class="n">mode</th>{% endif %}</tr></thead>
+<thead><tr><th class="n">#</th><th>{{ "design" if run.designs.sequences else "state" }}</th><th class="n">{{ "expected score" if run.designs.orders else "score" }}</th>{% if run.designs.orders %}<th class="n">its 10 % quantile</th><th class="n">chance of exact synthesis</th>{% endif %}<th class="n">log-reward</th><th class="n">log-probability</th>{% if run.designs.origins %}<th>from</th>{% endif %}{% if run.designs.sequences %}<th class="n">distance to a better one</th><th class="n">mode</th>{% endif %}</tr></thead>
 <tbody>
 {% for d in run.designs.rows %}
-<tr><td class="n">{{ d.rank }}</td><td><code>{{ d.what }}</code></td><td class="n">{{ d.score }}</td>{% if run.designs.orders %}<td class="n">{{ d.low }}</td><td class="n">{{ d.exact }}</td>{% endif %}<td class="n">{{ d.log_reward }}</td><td class="n">{{ d.log_pf }}</td>{% if run.designs.sequences %}<td class="n">{{ "–" if d.distance is none else d.distance }}</td><td class="n">{{ d.family }}</td>{% endif %}</tr>
+<tr><td class="n">{{ d.rank }}</td><td><code>{{ d.what }}</code></td><td class="n">{{ d.score }}</td>{% if run.designs.orders %}<td class="n">{{ d.low }}</td><td class="n">{{ d.exact }}</td>{% endif %}<td class="n">{{ d.log_reward }}</td><td class="n">{{ d.log_pf }}</td>{% if run.designs.origins %}<td>{{ d.origin }}</td>{% endif %}{% if run.designs.sequences %}<td class="n">{{ "–" if d.distance is none else d.distance }}</td><td class="n">{{ d.family }}</td>{% endif %}</tr>
 {% endfor %}
 </tbody>
 </table>
 </div>
-<p class="note">{% if run.designs.total > run.designs.rows|length %}The best {{ run.designs.rows|length }} of {{ run.designs.total }} in samples.csv. {% endif %}{% if run.designs.orders %}The score of an order is what is expected of the string that is made of it; about one made string in ten scores below the quantile. {% if run.designs.makings %}Score and quantile are those of {{ run.designs.makings }} simulated makings of each, all orders with the same random numbers; the chance is exact.{% else %}All three are exact.{% endif %} {% endif %}The log-probability is that of the way this object was built.</p>
+<p class="note">{% if run.designs.total > run.designs.rows|length %}The best {{ run.designs.rows|length }} of {{ run.designs.total }} in samples.csv. {% endif %}{% if run.designs.origins %}Those asked are the best different objects that the oracle was ever asked about, draws those of the final policy. {% endif %}{% if run.designs.orders %}The score of an order is what is expected of the string that is made of it; about one made string in ten scores below the quantile. {% if run.designs.makings %}Score and quantile are those of {{ run.designs.makings }} simulated makings of each, all orders with the same random numbers; the chance is exact.{% else %}All three are exact.{% endif %} {% endif %}The log-probability is that of the way this object was built.</p>
 {% endif %}
 
 <h2>Repeat it</h2>
