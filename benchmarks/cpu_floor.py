@@ -56,7 +56,7 @@ def measure(task: str, seeds: int, threads: int, budget: float) -> dict[str, Any
     met, some = [], []
     for _ in range(LOOKED_AT):
         trainer.iterate(False)
-        space = trainer.source.trace
+        space = trainer.source.traces.space
         reached = space.rows.begin[:, space.world.asked]
         met.append(float(reached.mean()))
         some.append([float((layer[0, : reached[0]] > 0).mean()) for layer in space.rows.inputs[:LAYERS]])

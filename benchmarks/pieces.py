@@ -188,7 +188,7 @@ def milliseconds(trainer: Any, batch: int, name: str, cuda: bool, budget: float)
         return clock() - begun
 
     spent(30 if cuda or batch > 16 else 250)
-    many, begun = getattr(trainer.source.trace, "many", None), time.perf_counter()
+    many, begun = getattr(trainer.source.traces, "many", None), time.perf_counter()
     while hasattr(many, "ready") and not many.ready and time.perf_counter() - begun < 300:
         time.sleep(0.1)
     count = max(5, int(20 * budget / 5 / max(spent(20), 1e-6)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 
-from stochflow.engines.base import Compile
+from stochflow import train
 from stochflow.engines.choose import OPERATIONS, choose, engines
 from stochflow.engines.numba.engine import Numba
 from stochflow.errors import UserError
@@ -23,8 +24,6 @@ from stochflow.worlds.channels import Exact
 from stochflow.worlds.grid import Corners, Grid
 from stochflow.worlds.strings import Strings
 
-LOG = 'walk.cu(12): error: identifier "x" is undefined\n1 error detected'
-
 
 def job(net=MLP(16, 2)):  # noqa: B008
     env = Grid(2, 4) if isinstance(net, MLP) else Strings("AB", 4)
@@ -34,15 +33,20 @@ def job(net=MLP(16, 2)):  # noqa: B008
     return Trainer(task, policy, Known(env, task.channel), TrajectoryBalance(), OnPolicy(task, policy, 4)).job
 
 
+def wrong(share, *given):
+    """A loop that does not compile."""
+    return nowhere_defined  # noqa: F821
+
+
 @pytest.fixture
 def broken(monkeypatch):
-    """An engine that takes the job and whose kernels do not compile."""
-
-    def why_not(self, job):
-        raise Compile(LOG)
-
+    """A job for numba, whose loop of the residuals does not compile."""
     made = job()
-    monkeypatch.setattr(Numba, "why_not_gradient", why_not)
+    from stochflow.engines.numba import cache, ready
+
+    monkeypatch.setattr(cache, "folder", lambda: None)  # a loop that fails empties it, in case a file there is damaged
+    monkeypatch.setattr(ready, "_compiled", set())
+    monkeypatch.setattr(ready, "residuals", pytest.importorskip("numba").njit(wrong))
     return made
 
 
@@ -66,13 +70,28 @@ def test_a_kernel_that_does_not_compile_is_reported_once_and_the_next_engine_is_
     with caplog.at_level(logging.WARNING, "stochflow"):
         first, second = choose(broken), choose(broken)
     assert first.gradient.name == second.gradient.name == "eager"
-    assert sum(LOG in record.getMessage() for record in caplog.records) == 1
-    assert 'identifier "x" is undefined' in first.sentence()
+    assert sum("nowhere_defined" in record.getMessage() for record in caplog.records) == 1
+    assert "does not compile: NameError: name 'nowhere_defined' is not defined" in first.sentence()
+
+
+def test_a_run_whose_kernel_does_not_compile_goes_on_with_the_next_engine(broken, tmp_path):
+    done = train("grid", side=3, steps=3, batch=4, hidden=4, out=tmp_path / "run")
+    assert done.summary["step"] == 3
+    assert "'nowhere_defined'" in done.summary["engine"]
+    reasons = json.loads((done.path / "environment.json").read_text())["reasons"]
+    assert any("'nowhere_defined'" in reason for reason in reasons["gradient"])
 
 
 def test_asked_for_by_name_it_is_an_error_in_the_compilers_words(broken):
-    with pytest.raises(UserError, match=r'numba.s gradient does not compile: walk.cu.*identifier "x" is undefined'):
+    with pytest.raises(UserError, match=r"numba's gradient does not compile: NameError: name 'nowhere_defined'"):
         choose(broken, "numba")
+
+
+def test_without_numba_the_sentence_says_so(monkeypatch):
+    monkeypatch.setattr(Numba, "unavailable", lambda self: "numba is not installed")
+    assert choose(job()).sentence() == "engine: eager, because numba is not installed"
+    with pytest.raises(UserError, match="--engine numba was asked for, but numba is not installed: take --engine auto"):
+        choose(job(), "numba")
 
 
 def test_every_engine_says_what_it_supports():

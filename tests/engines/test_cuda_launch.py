@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import re
 from importlib.resources import files
 from types import SimpleNamespace
@@ -13,9 +14,12 @@ import pytest
 import torch
 
 from stochflow.engines.base import Compile, Job, Request, Rewards
+from stochflow.engines.choose import choose
 from stochflow.engines.cuda import driver, gradient, noise, update, walk
 from stochflow.engines.cuda.engine import Cuda
 from stochflow.engines.flat import FlatParameters
+from stochflow.engines.numba.engine import Numba
+from stochflow.errors import UserError
 from stochflow.learn.objectives import PUBLISHED, DetailedBalance, SubTrajectoryBalance, TrajectoryBalance
 from stochflow.nets.lookup import Lookup
 from stochflow.nets.mlp import MLP
@@ -96,7 +100,7 @@ def all_launches(case: str) -> set[str]:
     job = job_of(env, net, channel, objective, seeds, batch)
     assert walk.why_not(job.task, job.policy) is None
     assert gradient.why_not(job) is None
-    made = walk.walk(Request(job.task, job.policy, batch, 0.1, trace=walk.CudaTrace(job.weights)))
+    made = walk.walk(Request(job.task, job.policy, batch, 0.1, traces=walk.CudaTraces(job.weights)))
     walk.walk(Request(job.task, job.policy, batch))
     wanted, log_k = {"walk", "residuals", "backward", "weight_gradients", "squares", "update"}, None
     if env.num_moves <= noise.MOST_MOVES:
@@ -168,8 +172,8 @@ def test_launches_cover_all_steps_and_all_trajectories_and_fit_the_chip(launches
     env, net, channel, seeds, batch = WALKS[case]
     job = job_of(env, net, channel, TrajectoryBalance(), seeds, batch)
     assert walk.why_not(job.task, job.policy) is None
-    trace = walk.CudaTrace(job.weights) if traced else None
-    found = walk.walk(Request(job.task, job.policy, batch, 0.1, trace=trace))
+    traces = walk.CudaTraces(job.weights) if traced else None
+    found = walk.walk(Request(job.task, job.policy, batch, 0.1, traces=traces))
     assert (found.trace is not None) == traced
     assert 1 <= len(launches.made) <= 2
     at = 0
@@ -275,7 +279,7 @@ def test_noise_models_are_refused_in_words(launches):
 def test_what_is_on_the_cpu_is_refused():
     engine, job = Cuda(), job_of(*CASES["a grid"])
     assert engine.why_not_walk(Request(job.task, job.policy, 16)) == "the policy is on the CPU"
-    assert engine.why_not_gradient(job) == "the policy is on the CPU"
+    assert engine.why_not(job) == "the policy is on the CPU"
     assert engine.why_not_update(job.weights) == "the weights are on the CPU"
     assert engine.why_not_noise(Neural(Grid(2, 8))) is not None
     assert engine.many(job, None, 5) == 0  # type: ignore[arg-type]
@@ -283,12 +287,10 @@ def test_what_is_on_the_cpu_is_refused():
 
 def test_a_trace_is_refused_after_the_weights_changed(launches):
     job = job_of(*CASES["a grid"])
-    made = walk.walk(Request(job.task, job.policy, 33, trace=walk.CudaTrace(job.weights)))
+    made = walk.walk(Request(job.task, job.policy, 33, traces=walk.CudaTraces(job.weights)))
     job.weights.changed()
     with pytest.raises(RuntimeError, match="walk again"):
         gradient.gradient(job, made, Rewards(made.trajectories.score, False), None, False)
-    with pytest.raises(RuntimeError, match="walk again"):
-        walk.CudaTrace(job.weights).use()
 
 
 # the driver -----------------------------------------------------------------------------------------------------------
@@ -395,6 +397,28 @@ def test_a_source_that_does_not_compile_is_an_error_in_the_compilers_words():
         driver.compiled(Compiler(Library().log), "", "walk.cu", (9, 0))
     with pytest.raises(Compile, match="NVRTC_ERROR_COMPILATION"):
         driver.compiled(Compiler(b""), "", "walk.cu", (9, 0))
+
+
+def test_a_kernel_that_does_not_compile_leaves_the_iteration_to_the_next_engine(launches, monkeypatch, caplog):
+    """From NVRTC's refusal to the sentence that a run prints, with a pretended device."""
+    job = job_of(*CASES["a grid"])
+    monkeypatch.setattr(Policy, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(walk, "kernel", driver.kernel)
+    monkeypatch.setattr(driver, "unavailable", lambda: None)
+    monkeypatch.setattr(Numba, "unavailable", lambda self: "numba is not installed")
+    monkeypatch.setattr(
+        driver, "nvrtc", lambda: Compiler(b"walk.cu(2): warning: unused\nwalk.cu(3): error: no such x\n")
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with caplog.at_level(logging.WARNING, "stochflow"):
+        chosen, again = choose(job), choose(job)
+    assert chosen.gradient.name == chosen.walk.name == again.gradient.name == "eager"
+    assert chosen.sentence() == (
+        "engine: eager, because cuda's gradient does not compile: walk.cu(3): error: no such x"
+    )
+    assert sum("walk.cu(2): warning" in record.getMessage() for record in caplog.records) == 1
+    with pytest.raises(UserError, match=r"--engine cuda was asked for, but .* error: no such x: take --engine auto"):
+        choose(job, "cuda")
 
 
 def test_every_c_function_is_declared():

@@ -105,6 +105,55 @@ class TestGradient:
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("env", [Grid(2, 5), Strings("ACGT", 4)], ids=repr)
+class TestTrace:
+    """What a walk keeps for its gradient: of use until the weights change, and an error from then on."""
+
+    @staticmethod
+    def gradient(trainer, walk):
+        traj = walk.trajectories
+        rewards = Rewards(trainer.task.reward(traj.score, traj.states[-1], trainer.step).float(), False)
+        trainer.engines.gradient.gradient(trainer.job, walk, rewards, None, False)
+        return trainer.policy_flat.grad.clone()
+
+    def test_it_holds_over_later_walks_with_the_same_weights(self, name, env):
+        trainer = make(name, env)
+        trainer.train(2)
+        walks, taken = [], []
+        for _ in range(3):
+            walks.append(scored(trainer))
+            taken.append(self.gradient(trainer, walks[-1]))
+        assert not torch.equal(taken[0], taken[1])
+        for walk, before in reversed(list(zip(walks, taken, strict=True))):
+            assert torch.allclose(self.gradient(trainer, walk), before, rtol=1e-6, atol=1e-7)
+
+    @pytest.mark.parametrize("change", ["a step", "steps", "a checkpoint", "a look", "by hand"])
+    def test_it_is_an_error_once_the_weights_have_changed(self, name, env, change):
+        trainer = make(name, env)
+        trainer.train(2)
+        kept, walk = trainer.state_dict(), scored(trainer)
+        if change == "a step":
+            trainer.learn(walk)
+        elif change == "steps":
+            trainer.train(6)
+        elif change == "a checkpoint":
+            trainer.load_state_dict(kept)
+        elif change == "a look":
+            with trainer.averaged():
+                trainer.source.walk(trainer.step)
+        else:
+            trainer.policy_flat.values.data.mul_(2)
+            trainer.policy_flat.changed()
+        with pytest.raises(RuntimeError, match="before the weights changed: walk again"):
+            trainer.learn(walk)
+
+    def test_it_is_an_error_for_another_policy(self, name, env):
+        one, other = make(name, env), make(name, env)
+        with pytest.raises(RuntimeError, match="of another policy"):
+            other.learn(scored(one))
+
+
+@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("env", WORLDS, ids=repr)
 class TestNoise:
     def test_arrivals_and_gradient_are_those_of_torch(self, name, env):
@@ -168,21 +217,6 @@ def test_the_number_of_threads_changes_no_digit(env):
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0] if not k.startswith("random"))
 
 
-def test_a_cache_that_others_may_write_is_refused(tmp_path, monkeypatch):
-    from stochflow.engines.numba import cache
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    getattr(cache.folder, "cache_clear", lambda: None)()
-    made = cache.folder()
-    assert made is not None
-    assert made.stat().st_mode & 0o077 == 0
-    made.chmod(0o777)
-    getattr(cache.folder, "cache_clear", lambda: None)()
-    assert cache.folder() is None
-    made.chmod(0o700)
-    getattr(cache.folder, "cache_clear", lambda: None)()
-
-
 @pytest.mark.slow  # compiles for a quarter of a minute where nothing is cached
 @pytest.mark.parametrize("noise", [False, True], ids=["exact", "noise"])
 class TestMany:
@@ -196,15 +230,19 @@ class TestMany:
         torch.set_rng_state(state)
         monkeypatch.setattr("stochflow.engines.numba.many.BEFORE", 5)
         many.train(10, every=1000)
-        space = many.source.trace
-        assert not isinstance(space.many, str)
+        traces = many.source.traces
+        assert not isinstance(traces.many, str)
         deadline = time.monotonic() + 300
-        while not space.many.ready:
+        while not traces.many.ready:
             assert time.monotonic() < deadline, "it does not compile"
             time.sleep(0.05)
-        walks = space.walks
+        walks = traces.walks
+        with torch.random.fork_rng():
+            older = many.source.walk(many.step)
         many.train(60, every=1000)
-        assert space.walks - walks < 10, "most iterations were made together"
+        assert traces.walks - walks < 10, "most iterations were made together"
+        with pytest.raises(RuntimeError, match="walk again"):
+            many.learn(older)
         expected, found = alone.state_dict(), many.state_dict()
         differ = [name for name in expected if name != "stats" and not torch.equal(expected[name], found[name])]
         assert differ == []

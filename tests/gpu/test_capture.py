@@ -81,7 +81,7 @@ def test_a_saved_run_goes_on_with_the_random_numbers_that_it_would_have_had(hidd
     first.train(6)
     second.load_state_dict(kept)
     second.train(6)
-    assert (second.source.trace is not None) == (hidden == 64)
+    assert (second.source.traces is not None) == (hidden == 64)
     assert torch.equal(first.stats["mean_score"], second.stats["mean_score"])
 
 

@@ -48,7 +48,7 @@ def cache_lines() -> list[str]:
 def clear_cache() -> str:
     from stochflow.engines.numba import cache
 
-    return f"deleted {cache.clear() / 2**20:.1f} MB of compiled code"
+    return f"deleted {cache.clear(others=True) / 2**20:.1f} MB of compiled code"
 
 
 def _version(name: str) -> str:

@@ -36,28 +36,38 @@ class Request(NamedTuple):
     temper: Tensor | float | None = None  # flattens the policy, pi^(1/temper)
     row: Tensor | None = None  # [S, B] context rows
     steps: Steps | None = None  # the parts of a step by torch.compile
-    trace: Trace | None = None  # keep a trace; an older one, whose memory may be used again
+    traces: Traces | None = None  # keep a trace, in this memory
     key: Tensor | None = None  # [1] and
     step: Tensor | None = None  # 0-D: where a GPU kernel draws its random numbers from, instead of torch's generator
 
 
-class Trace:
-    """What the network computed at each state of a walk. It holds until the weights change or its memory is used again;
-    `use` is an error after that, never a wrong gradient."""
+class Traces:
+    """Where an engine keeps the traces of a policy's walks. Memory is used again once the weights have changed."""
 
-    keyed = False  # whether its random numbers come from `Request.key` and `Request.step`
+    keyed = False  # whether random numbers come from `Request.key` and `Request.step`
 
     def __init__(self, weights: FlatParameters):
-        self.weights, self.version, self.stale = weights, -1, True
-        self.final: Tensor  # [S, B] the numbers of the last states, where the environment numbers states
+        self.weights = weights
 
-    def begin(self) -> None:
-        """A new walk is written into it, with the weights as they are."""
-        self.version, self.stale = self.weights.version, False
 
-    def use(self) -> None:
-        if self.stale or self.version != self.weights.version:
-            raise RuntimeError("this trace is of a walk before the weights changed or before a later walk: walk again")
+class Trace:
+    """What the network computed at each state of one walk. It holds until the weights change; `use` is an error after
+    that, never a wrong gradient."""
+
+    def __init__(self, weights: FlatParameters, final: Tensor):
+        self.weights, self.version = weights, weights.version
+        self.final = final  # [S, B] the numbers of the last states, where the environment numbers states
+
+    @property
+    def holds(self) -> bool:
+        return self.version == self.weights.version
+
+    def use(self, weights: FlatParameters) -> None:
+        """Raise unless it is of these weights, as they are now."""
+        if self.weights is not weights:
+            raise RuntimeError("this trace is of a walk of another policy: walk again")
+        if not self.holds:
+            raise RuntimeError("this trace is of a walk before the weights changed: walk again")
 
 
 class Walk(NamedTuple):
@@ -112,7 +122,8 @@ class Support(NamedTuple):
 
 
 class Engine(Protocol):
-    """`why_not_...` answers with the unmet row of the support table in words; None: it fits."""
+    """`why_not` and its like answer with the unmet row of the support table in words (None: it fits), and raise `Compile`
+    where a kernel of what they accept does not compile."""
 
     name: str
     support: Support
@@ -120,14 +131,16 @@ class Engine(Protocol):
     def unavailable(self) -> str | None:
         """Why it cannot be had on this machine at all."""
 
+    def why_not(self, job: Job) -> str | None:
+        """Of the job's walk and gradient, together."""
+
     def why_not_walk(self, request: Request) -> str | None: ...
-    def why_not_gradient(self, job: Job) -> str | None: ...
     def why_not_noise(self, dynamics: Dynamics) -> str | None: ...
     def why_not_update(self, flat: FlatParameters) -> str | None: ...
 
     def walk(self, request: Request) -> Walk: ...
-    def new_trace(self, job: Job) -> Trace:
-        """An empty trace for walks of this job's policy, to be given with a request."""
+    def traces(self, job: Job) -> Traces | None:
+        """Memory for the traces of this job's walks, to be given with a request; None: gradients are taken by autograd."""
 
     def gradient(self, job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
         """The gradient of each seed's loss into `job.weights`; `log_k` [T, S, B, M] = log P(the realised move | each action),
@@ -151,7 +164,7 @@ class Schedule(NamedTuple):
 
     done: float  # iterations before these
     explore: Explore
-    trace: Trace
+    traces: Traces
 
 
 class Compile(Exception):

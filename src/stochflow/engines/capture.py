@@ -50,7 +50,7 @@ def side_stream(index: int) -> torch.cuda.Stream:
 
 
 def aside(fn: Callable[[], Any], device: torch.device, times: int = 1) -> None:
-    """Run `fn` on the side stream. Capturing asks for a few times of it before; the caller puts back what they changed."""
+    """Run `fn` on the side stream, so many times: a recording needs some before it, and the caller restores what they changed."""
     stream = side_stream(torch.cuda.current_device() if device.index is None else device.index)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

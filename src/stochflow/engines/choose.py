@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
-from stochflow.engines.base import Compile, Engine, Job, Request, Walk, first
+from stochflow.engines.base import Compile, Engine, Job, Request, Walk
 from stochflow.engines.eager import Eager
 from stochflow.errors import UserError, did_you_mean
 
@@ -32,6 +33,7 @@ class Chosen(NamedTuple):
     noise: Engine
     update: Engine
     reasons: dict[str, list[str]]
+    because: str | None = None  # why eager takes the gradient, where another engine of the device would be faster
 
     def describe(self) -> dict[str, Any]:
         """As it stands in environment.json."""
@@ -40,67 +42,73 @@ class Chosen(NamedTuple):
 
     def sentence(self) -> str:
         """One line: "engine: eager, because numba does not cover ..."."""
-        own = [r for r in self.reasons["gradient"] if not r.startswith(UNAVAILABLE)]
-        return f"engine: {self.gradient.name}" + (
-            f", because {own[-1]}" if own and self.gradient.name == "eager" else ""
-        )
+        return f"engine: {self.gradient.name}" + ("" if self.because is None else f", because {self.because}")
 
 
-UNAVAILABLE = "unavailable: "
+FASTEST = {"cuda": "cuda", "cpu": "numba"}  # on each kind of device
 
 
 def choose(job: Job, word: Word = "auto") -> Chosen:
     """The fastest engine that fits, per operation; a gradient without autograd also needs its own engine's walk.
-    An engine that is asked for by name must do the walk and the gradient, or it is an error with the reason."""
+    An engine that is asked for by name must do both, or it is an error with the reason."""
     if word not in get_args(Word):
         raise UserError(
             f"--engine {word}: there is no such engine{did_you_mean(word, get_args(Word))}; take one of {', '.join(get_args(Word))}"
         )
     request = Request(job.task, job.policy, job.batch)
     candidates = [e for name, e in engines().items() if word in ("auto", name) or name == "eager"]
-    reasons: dict[str, list[str]] = {op: [] for op in OPERATIONS}
+    found: dict[str, dict[str, str]] = {op: {} for op in OPERATIONS}  # reasons by engine
 
-    def take(operation: str, why_not: Any) -> Engine:
+    def take(operation: str, why_not: WhyNot) -> Engine:
         for engine in candidates:
             reason = _asked(engine, operation, why_not)
             if reason is None:
                 return engine
-            reasons[operation].append(reason)
+            found[operation][engine.name] = reason
         raise AssertionError("eager covers everything")
 
-    gradient = take("gradient", lambda e: first(e.why_not_walk(request), e.why_not_gradient(job)))
+    gradient = take("gradient", lambda e: e.why_not(job))
+    refused = found["gradient"]
+    if word in refused:
+        raise UserError(f"--engine {word} was asked for, but {refused[word]}: take --engine auto")
     walk = gradient if gradient.name != "eager" else take("walk", lambda e: e.why_not_walk(request))
-    if word not in ("auto", gradient.name):
-        raise UserError(
-            f"--engine {word} was asked for, but {reasons['gradient'][0].removeprefix(UNAVAILABLE)}: take --engine auto"
-        )
     noise = take("noise", lambda e: e.why_not_noise(job.dynamics))
     update = gradient if gradient.name != "eager" else take("update", lambda e: e.why_not_update(job.weights))
-    return Chosen(walk, gradient, noise, update, reasons)
+    reasons = {op: list(each.values()) for op, each in found.items()}
+    because = refused.get(FASTEST.get(job.policy.device.type, "")) if gradient.name == "eager" else None
+    return Chosen(walk, gradient, noise, update, reasons, because)
 
 
-def _asked(engine: Engine, operation: str, why_not: Any) -> str | None:
+WhyNot = Callable[[Engine], str | None]
+
+
+def _asked(engine: Engine, operation: str, why_not: WhyNot) -> str | None:
     """Why an engine does not do it. A kernel that does not compile is reported once, in the compiler's words."""
     missing = engine.unavailable()
     if missing is not None:
-        return f"{UNAVAILABLE}{missing}"
+        return missing
     try:
         return why_not(engine)
     except Compile as error:
         _report(engine.name, str(error))
-        return f"{engine.name}'s {operation} does not compile: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        return f"{engine.name}'s {operation} does not compile: {_gist(str(error))}"
 
 
 @cache
 def _report(name: str, message: str) -> None:
-    log.warning("a kernel of the engine %s does not compile, so that the next engine is used:\n%s", name, message)
+    log.warning("a kernel of the engine %s does not compile:\n%s", name, message)
+
+
+def _gist(message: str) -> str:
+    """The line of a compiler's message that names the error."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no message")
 
 
 def walk(request: Request, word: Word = "auto") -> Walk:
     """A walk by the fastest engine that can do it, for looks and samples."""
     for name, engine in engines().items():
-        if (word == "auto" or name in (word, "eager")) and _asked(
-            engine, "walk", lambda e: e.why_not_walk(request)
-        ) is None:
+        asked = word == "auto" or name in (word, "eager")
+        if asked and _asked(engine, "walk", lambda e: e.why_not_walk(request)) is None:
             return engine.walk(request)
     raise AssertionError("eager walks everywhere")

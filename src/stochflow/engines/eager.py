@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Walk
 from stochflow.engines.flat import FlatParameters
 from stochflow.learn.rollout import rollout
 from stochflow.noise.dynamics import Dynamics
@@ -27,10 +27,10 @@ class Eager:
     def unavailable(self) -> str | None:
         return None
 
-    def why_not_walk(self, request: Request) -> str | None:
+    def why_not(self, job: Job) -> str | None:
         return None
 
-    def why_not_gradient(self, job: Job) -> str | None:
+    def why_not_walk(self, request: Request) -> str | None:
         return None
 
     def why_not_noise(self, dynamics: Dynamics) -> str | None:
@@ -44,8 +44,8 @@ class Eager:
         r = request
         return Walk(rollout(r.task, r.policy, r.batch, row=r.row, explore=explore, temper=r.temper, steps=r.steps))
 
-    def new_trace(self, job: Job) -> Trace:
-        raise TypeError("eager keeps no trace: autograd keeps its own")
+    def traces(self, job: Job) -> None:
+        return None
 
     def gradient(self, job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
         raise TypeError("eager takes gradients by autograd, of the trainer's loss")

@@ -34,7 +34,7 @@ class Lowered(NamedTuple):
 
     @property
     def states_asked(self) -> int:
-        """States of a trajectory that the network is asked about: a tree needs nothing of the last one."""
+        """States of a trajectory that go through the network: in a tree the last one need not, whose P_B is 1."""
         return self.horizon + (not self.tree)
 
 

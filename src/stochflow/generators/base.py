@@ -165,8 +165,8 @@ class GeneratorBase(Interface):
         traj, trace = batch.walk.trajectories._replace(score=score), batch.walk.trace
         if traj.states.shape[-1] != self.env.state_dim or self.args.context_width:
             return None
-        fresh = trace is not None and not trace.stale and trace.weights is self.trainer.policy_flat
-        return Walk(traj, trace if fresh and trace is not None and trace.version == trace.weights.version else None)
+        fresh = trace is not None and trace.holds and trace.weights is self.trainer.policy_flat
+        return Walk(traj, trace if fresh else None)
 
     def get_loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """The flow loss of a batch, with its gradient, and the documents' named tensors (see `info`)."""
@@ -222,11 +222,11 @@ class GeneratorBase(Interface):
         """A walk of n strings of the policy as it is through a channel of letters, traced where that saves work."""
         row = self.space.rows(contexts, n) if self.args.context_width else None
         task = self.task._replace(channel=self.space.channel(channel))
-        trace = self.trainer.source.trace
+        traces = self.trainer.source.traces
         request = Request(task, self.model, n, explore, temper, row)
-        if trace is None or trace.keyed or temper is not None or n != self.args.gen_episodes_per_step:
+        if traces is None or traces.keyed or temper is not None or n != self.args.gen_episodes_per_step:
             return walk(request, self.args.engine)  # type: ignore[arg-type]
-        return self.trainer.engines.walk.walk(request._replace(trace=trace))
+        return self.trainer.engines.walk.walk(request._replace(traces=traces))
 
     def sample(self, n: int, contexts: Any = None) -> list[str]:
         """`n` strings from the averaged policy, realised through the learned model of the noise."""

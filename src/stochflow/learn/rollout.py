@@ -147,7 +147,7 @@ def explored(logits: Tensor, mask: Tensor | None, own: Tensor | None, temper: Te
 def backward_rollout(task: Task, policy: Policy, final: Tensor) -> Trajectories:
     """Ways that lead to the given finished objects [S, B, D], drawn from the backward policy.
 
-    They carry no actions (-1) and are not `real`: nobody executed them.
+    They carry no actions (-1) and are not `real`: they were not executed.
     """
     env = task.env
     context = None if env.tree else policy.context(final)

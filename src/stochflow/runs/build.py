@@ -34,7 +34,7 @@ from stochflow.runs import defaults, tasks
 from stochflow.runs.asked import best_asked, figures, known_objects, random_figures
 from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.cost import check_memory
-from stochflow.runs.values import Values, make_dynamics, make_net, make_objective
+from stochflow.runs.values import Values, make_dynamics, make_net, make_objective, make_source
 from stochflow.scores.answers import append_shared
 from stochflow.scores.oracles import Cached, Patient, TextOracle
 from stochflow.scores.orders import look_ahead, open_loop_of
@@ -202,9 +202,8 @@ class Experiment:
         return Buffer(self.task.env, t.replay_size, t.seeds, priority).to(self.device)
 
     def _make_source(self, objective: Objective) -> Source:
-        given = self.values.source
-        if given is not None:
-            return given if isinstance(given, Source) else given(self.task, self.policy)
+        if self.values.source is not None:
+            return make_source(self.values.source, self.task, self.policy)
         t, on_policy = self.config.train, objective.on_policy
         replayed = round(t.replay * t.batch)
         if on_policy and replayed:

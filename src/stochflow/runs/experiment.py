@@ -87,7 +87,9 @@ def train(
         free = set(free) - (
             {"search", "children", "replay", "replay_rank", "ask_every"} if source is not None else set()
         )
-    values = taken_out(settings)._replace(source=source)
+    if source is not None:
+        settings["source"] = source
+    values = taken_out(settings)
     if isinstance(task, Config):
         config = task
     else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from stochflow.errors import UserError
 from stochflow.learn import objectives
@@ -32,6 +33,7 @@ from stochflow.training.sources import Source
 from stochflow.types import Task
 from stochflow.worlds.env import Env
 
+Made = TypeVar("Made")
 MakeDynamics = Callable[[Env, Sequence[int]], Dynamics]
 MakeSource = Callable[[Task, Policy], Source]
 
@@ -70,28 +72,51 @@ def _describe(value: Any) -> str:
     return type(value).__qualname__ if "\n" in text or " at 0x" in text else text
 
 
+MAY_BE = {
+    "objective": "a word or an Objective, such as SubTrajectoryBalance()",
+    "net": "a word or the description of a network, such as MLP(32, 3)",
+    "dynamics": "a word, a Dynamics, or a function of environment and seeds that makes one, such as Tabular",
+    "source": "a Source, or a function of task and policy that makes one",
+}
+
+
 def taken_out(settings: dict[str, Any]) -> Values:
-    """Remove the objects from settings that otherwise hold words."""
-    objects = {
-        k: settings[k] for k in Values._fields if k in settings and not isinstance(settings[k], (str, type(None)))
-    }
-    for name in objects:
-        del settings[name]
-    kinds = {"objective": Objective, "net": None, "dynamics": Dynamics, "source": Source}
-    for name, value in objects.items():
-        kind = kinds[name]
-        fits = (
-            hasattr(value, "build")
-            if name == "net"
-            else isinstance(value, kind)
-            if kind is Objective
-            else (
-                isinstance(value, kind) or callable(value)  # type: ignore[arg-type]
-            )
-        )
-        if not fits:
-            raise UserError(f"{name}={value!r} is neither a word nor a value of stochflow: see help(stochflow.train)")
+    """Remove the objects from settings that otherwise hold words; UserError for one that cannot be used."""
+    objects = {}
+    for name, what in MAY_BE.items():
+        value = settings.get(name)
+        if value is None or (isinstance(value, str) and name != "source"):
+            continue
+        if not _usable(name, value):
+            raise UserError(f"{name} is {value!r}, but it must be {what}")
+        objects[name] = settings.pop(name)
     return Values(**objects)
+
+
+def _usable(name: str, value: Any) -> bool:
+    if name == "objective":
+        return isinstance(value, Objective)
+    if name == "net":
+        return not isinstance(value, type) and callable(getattr(value, "build", None))
+    if isinstance(value, Dynamics if name == "dynamics" else Source):
+        return True
+    try:
+        inspect.signature(value).bind(None, None)
+    except (TypeError, ValueError):  # not a function, or one of other arguments
+        return False
+    return True
+
+
+def _made(name: str, kind: type[Made], function: Callable[..., Any], *given: Any) -> Made:
+    """What a function that was given as a value makes."""
+    made = function(*given)
+    if not isinstance(made, kind):
+        raise UserError(f"{name}={_describe(function)} makes {made!r}, but it must make a {kind.__name__}")
+    return made
+
+
+def make_source(value: Source | MakeSource, task: Task, policy: Policy) -> Source:
+    return value if isinstance(value, Source) else _made("source", Source, value, task, policy)
 
 
 def make_objective(settings: Train) -> Objective:
@@ -139,10 +164,10 @@ def make_dynamics(
     """A model of the task's noise; `inner` is the environment whose moves the noise speaks of."""
     if isinstance(value, Dynamics):
         return value
-    if value is None and (word == "known" or task.channel.exact):
+    if value is Known or (value is None and (word == "known" or task.channel.exact)):
         return Known(task.env, task.channel)
     models: dict[str, MakeDynamics] = {"tabular": Tabular, "neural": Neural, "thought": ThoughtDynamics}
-    made = (models[word] if value is None else value)(inner, seeds)
+    made = _made("dynamics", Dynamics, models[word] if value is None else value, inner, seeds)
     return (
         Augmented(task.env, made) if isinstance(task.env, ThoughtState) else made
     )  # it reads their history off the state

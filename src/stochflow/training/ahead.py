@@ -24,7 +24,7 @@ PREFIX = "flight."
 
 @dataclass
 class _Waiting:
-    """A batch in flight; without an answer it has not been asked about, or asking failed."""
+    """A batch in flight; `answer` is None before it is submitted to the oracle, and after the oracle failed."""
 
     traj: Trajectories
     answer: Future[Tensor] | None = None
@@ -75,7 +75,7 @@ class Ahead(Source):
         """Wait for what is in flight, so that its answers are kept; what fails now is asked again later."""
         wait([w.answer for w in self._flight if w.answer is not None])
 
-    def use(self, engine, word, trace):
+    def use(self, engine, word, traces):
         self.source.use(engine, word, None)
 
     def mix(self, traj):

@@ -50,7 +50,7 @@ class NoiseLearner:
         self.flat.swap()
         try:
             yield
-        finally:  # whatever fails inside, what is saved afterwards is in its place
+        finally:  # also after a failure, so that a checkpoint has weights and averages in their places
             self.flat.swap()
 
     def arrivals(self, engines: Chosen, traj: Trajectories) -> Tensor | None:

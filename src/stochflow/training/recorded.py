@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def recorded(trainer: Trainer, note: bool) -> list[Callable[[], object]]:
-    """One CUDA graph, or two around an oracle on the host; the iteration as it is on a CPU."""
+    """One CUDA graph, or two around an oracle on the host, and what a replay leaves to the host; the iteration as it is on a CPU."""
 
     def whole() -> None:
         trainer.learn(trainer.fresh(), note)
@@ -33,12 +33,14 @@ def recorded(trainer: Trainer, note: bool) -> list[Callable[[], object]]:
         calls.batch = 0
         trainer.pool = one.record(trainer.pool)
         each = calls.batch
-        return [one, lambda: calls.add(each)]
+        return [one, lambda: calls.add(each), trainer.policy_flat.changed]
 
     def walked() -> Walk:
         return source.walk(trainer.step)
 
-    aside(lambda: trainer.learn(walked(), note), device, WARM_UP)  # unscored: a host oracle is asked for real batches
+    aside(
+        lambda: trainer.learn(walked(), note), device, WARM_UP
+    )  # unscored: an oracle on the host scores real batches only
     trainer.load_state_dict(kept)
     act = Captured(walked)
     trainer.pool = act.record(trainer.pool)
@@ -47,7 +49,7 @@ def recorded(trainer: Trainer, note: bool) -> list[Callable[[], object]]:
     scored = fresh._replace(trajectories=fresh.trajectories._replace(score=scores))
     learn = Captured(lambda: trainer.learn(scored, note))
     learn.record(trainer.pool)
-    return [act, lambda: scores.copy_(trainer.score(fresh.trajectories).score), learn]
+    return [act, lambda: scores.copy_(trainer.score(fresh.trajectories).score), learn, trainer.policy_flat.changed]
 
 
 class OracleCalls:
@@ -59,7 +61,7 @@ class OracleCalls:
         self.beyond = torch.zeros((), dtype=torch.long, device=device)  # those, by an objective
 
     def count(self, score: torch.Tensor, ranks: int) -> None:
-        """A batch with these scores on each of so many processes. (Capturing asks about no object.)"""
+        """A batch with these scores on each of so many processes. (Recording a graph scores no object.)"""
         self.batch = score.numel() * ranks
         if not (score.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._batches += self.batch

@@ -6,12 +6,11 @@ A source `act`s (trajectories, scored or not) and, once the oracle has answered,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stochflow.engines.base import Engine, Request, Trace, Walk
+from stochflow.engines.base import Engine, Request, Traces, Walk
 from stochflow.engines.choose import Word, walk
 from stochflow.errors import UserError
 from stochflow.learn.buffer import Buffer, join
@@ -26,7 +25,7 @@ class Source(nn.Module):
     scored = False
     asks = False  # scored by the oracle all the same, so that its calls count
     static = True  # its batches have one shape and are made without the host, so that an iteration can be recorded
-    trace: Trace | None = None  # where walks are traced for a gradient without autograd
+    traces: Traces | None = None  # where walks are traced for a gradient without autograd
 
     def act(self, step: Tensor) -> Trajectories:
         raise TypeError(f"{type(self).__name__} must define act(step)")
@@ -42,8 +41,8 @@ class Source(nn.Module):
         """Why its batches are not fresh rollouts of this policy alone, so that no trace serves; "": they are."""
         return f"batches come from {type(self).__name__}"
 
-    def use(self, engine: Engine, word: Word, trace: Trace | None) -> None:
-        """Walk by this engine, into this trace; a source that does not walk has no use for either."""
+    def use(self, engine: Engine, word: Word, traces: Traces | None) -> None:
+        """Walk by this engine, with traces there; a source that does not walk has no use for either."""
 
 
 class OnPolicy(Source):
@@ -81,8 +80,8 @@ class OnPolicy(Source):
             return "batches come from another policy or environment"
         return "the policy is flattened while it explores" if self.temper is not None else ""
 
-    def use(self, engine, word, trace):
-        self._engine, self._word, self.trace = engine, word, trace
+    def use(self, engine, word, traces):
+        self._engine, self._word, self.traces = engine, word, traces
 
     def exploration(self, step: Tensor) -> Fading | None:
         """The probability of a uniform action at this step; None: none."""
@@ -95,11 +94,11 @@ class OnPolicy(Source):
         policy = self._policy[0]
         temper = None if self.temper is None else self.temper()
         request = Request(
-            self.task, policy, self.batch, self.exploration(step), temper, self.rows(policy), self.steps, self.trace
+            self.task, policy, self.batch, self.exploration(step), temper, self.rows(policy), self.steps, self.traces
         )
-        if self._engine is None or self.trace is None:
+        if self._engine is None or self.traces is None:
             return walk(request, self._word)
-        if self.trace.keyed:
+        if self.traces.keyed:
             self.key = self.key.to(policy.device)
             if not torch.cuda.is_current_stream_capturing():  # a captured walk has new random numbers at every step
                 self.key.random_(2**31 - 1)
@@ -114,10 +113,10 @@ class OnPolicy(Source):
         return torch.randint(count, (policy.num_seeds, self.batch), device=policy.device)
 
 
-def _keep_key(source: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+def _keep_key(source: OnPolicy, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """A run of an earlier version has no key; one that ran on a CPU never drew it."""
     found = state.setdefault(f"{prefix}key", source.key)
-    if source.trace is not None and source.trace.keyed and not bool(found.any()):
+    if source.traces is not None and source.traces.keyed and not bool(found.any()):
         state[f"{prefix}key"] = torch.randint(2**31 - 1, (1,))
 
 
@@ -163,7 +162,7 @@ class Mixed(Source):
     def act(self, step):
         return self.source.act(step)
 
-    def use(self, engine, word, trace):
+    def use(self, engine, word, traces):
         self.source.use(engine, word, None)
 
     def why_plain(self, task, policy):

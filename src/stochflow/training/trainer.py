@@ -93,10 +93,7 @@ class Trainer:
         )
         self.engines = choose(self.job, iteration.engine)
         self._needs_actions = not objective.needs.isdisjoint({"log_pf", "log_pa"}) and not isinstance(source, OnPolicy)
-        self._by_trace = self.engines.gradient.name != "eager"
-        source.use(
-            self.engines.walk, iteration.engine, self.engines.gradient.new_trace(self.job) if self._by_trace else None
-        )
+        source.use(self.engines.walk, iteration.engine, self.engines.gradient.traces(self.job))
         self.group: distributed.Group | None = None  # the processes that learn together; None: this one alone
         self.pool: Any = None  # memory that all captured graphs share: they are never replayed at once
         self._steps: dict[bool, list[Callable[[], object]]] = {}  # the iteration with and without its statistics
@@ -265,10 +262,10 @@ class Trainer:
             or self.group is not None
             or self.task is not self.job.task
             or not isinstance(source, OnPolicy)
-            or source.trace is None
+            or source.traces is None
         ):
             return False
-        schedule = Schedule(self.steps_done, source.exploration(self.step), source.trace)
+        schedule = Schedule(self.steps_done, source.exploration(self.step), source.traces)
         made = self.engines.gradient.many(self.job, schedule, most)
         self.steps_done += made
         self.step += made

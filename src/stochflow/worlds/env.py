@@ -98,7 +98,7 @@ class Enumerable(Env):
 class Channel(ABC):
     """The law from the intended action to the realised move.
 
-    `legal` [..., M] never contains STOP, and a channel is never asked about STOP: that STOP is exact is settled
+    `legal` [..., M] never contains STOP, and STOP is never an action of it: that STOP is exact is settled
     in rollout, evaluate and exact. A channel whose law depends on the past keeps it in `memory`.
     """
 

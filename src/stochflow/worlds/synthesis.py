@@ -1,4 +1,4 @@
-"""From an order to what is made of it: nobody steers a synthesiser letter by letter, so the noise comes after the order.
+"""From an order to what is made of it: a synthesiser is not steered letter by letter, so the noise comes after the order.
 
 A cycle of the machine for each ordered letter x: with probability `deletion` no letter is made, else one letter is drawn
 from row x of `table`; then, with probability `insertion`, one more letter, uniform over the alphabet. Cycles are
@@ -28,7 +28,7 @@ MOST_ENTRIES = 1 << 24  # of the largest table of expectations
 class Synthesis:
     """The law of the made string, given the ordered one.
 
-    `law` is a channel without memory, asked about each letter by itself, or its table [K, K] (ordered x made).
+    `law` is a channel without memory, applied to each letter by itself, or its table [K, K] (ordered x made).
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk, first
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Traces, Walk, first
 from stochflow.engines.cuda import driver, gradient, noise, update, walk
 from stochflow.engines.flat import FlatParameters
 from stochflow.noise.dynamics import Dynamics
@@ -45,9 +45,9 @@ class Cuda:
             return "cuda covers one probability of exploration for all trajectories"
         return walk.why_not(request.task, request.policy) or walk.compile(request)
 
-    def why_not_gradient(self, job: Job) -> str | None:
+    def why_not(self, job: Job) -> str | None:
         """Of a whole iteration by trace: the traced walk and the updates are compiled too."""
-        probe = Request(job.task, job.policy, job.batch, trace=walk.CudaTrace(job.weights))
+        probe = Request(job.task, job.policy, job.batch, traces=walk.CudaTraces(job.weights))
         flats = [flat for flat in (job.weights, job.noise_weights) if flat is not None]
         return (
             (job.plain_source or None)
@@ -72,8 +72,8 @@ class Cuda:
     def walk(self, request: Request) -> Walk:
         return walk.walk(request)
 
-    def new_trace(self, job: Job) -> Trace:
-        return walk.CudaTrace(job.weights)
+    def traces(self, job: Job) -> Traces:
+        return walk.CudaTraces(job.weights)
 
     def gradient(self, job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
         return gradient.gradient(job, walk, rewards, log_k, note)

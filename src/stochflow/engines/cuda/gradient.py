@@ -147,8 +147,9 @@ def _compile(of: Sizes) -> None:
 @torch.no_grad()
 def gradient(job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
     """The gradient into `job.weights`; residuals, of which all but log Z are there whether or not they are noted."""
-    assert isinstance(walk.trace, CudaTrace)
-    walk.trace.use()
+    if not isinstance(walk.trace, CudaTrace):
+        raise TypeError("cuda takes gradients of walks that it has traced")
+    walk.trace.use(job.weights)
     traj, made = walk.trajectories, walk.trace.activations
     of = sizes(job)._replace(noisy=log_k is not None, batch=traj.alive.shape[2])
     policy, seeds, device = of.policy, of.policy.num_seeds, of.policy.device

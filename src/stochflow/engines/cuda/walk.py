@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow.engines.base import Request, Trace, Walk
+from stochflow.engines.base import Request, Trace, Traces, Walk
 from stochflow.engines.cuda.driver import Kernel, kernel, shared_memory
 from stochflow.engines.cuda.early import Early, early
+from stochflow.engines.flat import FlatParameters
 from stochflow.engines.lower import Lowered, lower
 from stochflow.nets.lookup import LookupTrunk, inner_mlp
 from stochflow.nets.mlp import MLPTrunk
@@ -48,15 +49,17 @@ class Activations(NamedTuple):
 
 
 class CudaTrace(Trace):
-    """The activations of one walk; the next walk has others."""
+    """The activations of one walk."""
+
+    def __init__(self, weights: FlatParameters, activations: Activations):
+        super().__init__(weights, activations.final)
+        self.activations = activations
+
+
+class CudaTraces(Traces):
+    """Each walk has activations of its own, of torch's allocator."""
 
     keyed = True
-    activations: Activations
-
-    def hold(self, activations: Activations) -> CudaTrace:
-        self.activations, self.final = activations, activations.final
-        self.begin()
-        return self
 
 
 class Network(NamedTuple):
@@ -165,7 +168,7 @@ class Plan(NamedTuple):
 def plans(request: Request) -> list[Plan] | str:
     """The launches of a walk, one or two; a reason where shared memory does not suffice."""
     task, policy, batch = request.task, request.policy, request.batch
-    world, net, traced = lowered(task.env), network(policy), request.trace is not None
+    world, net, traced = lowered(task.env), network(policy), request.traces is not None
     steps = world.states_asked if traced else world.horizon  # a gradient needs the last state's backward policy
     known = early(policy, steps, batch)
     known_steps, known_states = (0, 0) if known is None else (known.steps, len(known.states))
@@ -175,7 +178,7 @@ def plans(request: Request) -> list[Plan] | str:
     units = min(4, net.hidden * net.hidden // threads // 4)
     common = world_defines(world) | {
         "H": net.hidden, "TRACE": traced, "OUT": net.outputs, "COLUMNS": net.columns, "W": net.width, "UNITS": units,
-        "SLIPS": isinstance(task.channel, Slip) and task.channel.alpha > 0, "THREADS": threads, "FEATURES": net.features,
+        "SLIPS": not task.channel.exact, "THREADS": threads, "FEATURES": net.features,
         "EARLY": known_steps, "EARLY_STATES": known_states, "EARLY_WIDTH": net.columns if traced else net.outputs,
         "SMALL_HEAD": net.small,
     }  # fmt: skip
@@ -255,7 +258,7 @@ def walk(request: Request) -> Walk:
     alive = torch.empty(world.horizon, seeds, batch, dtype=torch.bool, device=device)
     made = _activations(request, net)
     kept, shared_states = made.sums.shape[1], found[0].defines["EARLY_STATES"]
-    if request.trace is not None:
+    if request.traces is not None:
         known = made.outs
     else:
         few = early(policy, world.horizon, batch)
@@ -268,12 +271,12 @@ def walk(request: Request) -> Walk:
         made.numbers if made.entries is None else made.entries, made.final, net.one.weight, net.one.bias, net.two.weight,
         net.two.bias, made.head, net.head.bias, net.one.bias if net.table is None else net.table, known, key, step, explore,
         start, tau, float(getattr(task.channel, "alpha", 0.0)), seeds, batch, net.rows,
-        shared_states if request.trace is None else kept, kept,
+        shared_states if request.traces is None else kept, kept,
     ]  # fmt: skip
     for plan in found:
         _kernel(plan, device)((plan.blocks, seeds, 1), plan.threads, arguments)
     score, real = zeros((seeds, batch), device), always((seeds, batch), device)
-    trace = None if request.trace is None else CudaTrace(request.trace.weights).hold(made)
+    trace = None if request.traces is None else CudaTrace(request.traces.weights, made)
     return Walk(Trajectories(states, actions, moves, alive, score, real), trace)
 
 
@@ -288,7 +291,7 @@ def _exploration(explore: Explore, step: Tensor) -> tuple[Tensor, float, float]:
 
 def _activations(request: Request, net: Network) -> Activations:
     """Memory for a trace, with the activations of the early states; without rows where no trace is asked for."""
-    policy, batch, traced = request.policy, request.batch, request.trace is not None
+    policy, batch, traced = request.policy, request.batch, request.traces is not None
     steps, seeds, device = lowered(request.task.env).states_asked, policy.num_seeds, policy.device
     few = early(policy, steps, batch) if traced else None
     rows = traced_rows(policy, steps, batch) if traced else 0

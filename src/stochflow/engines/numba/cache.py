@@ -1,7 +1,7 @@
 """Where compiled loops are kept: a folder of this package under the user's cache directory.
 
 Its name holds a hash over all sources of the engine, because numba itself notices changes in a function's own file only.
-What numba keeps are pickles, so a folder that anybody else could write into is not used.
+What numba keeps are pickles, which run code when they are read: a folder that another user can write into is not used.
 """
 
 from __future__ import annotations
@@ -41,21 +41,29 @@ def folder() -> Path | None:
 
 
 def size() -> int:
-    """Bytes in the folder."""
+    """Bytes in the folder and in those of other sources or versions."""
+    return sum(path.stat().st_size for one in _folders() for path in one.rglob("*") if path.is_file())
+
+
+def clear(others: bool = False) -> int:
+    """Delete what is kept in the folder and, if wanted, in those of other sources or versions; the bytes that were freed."""
+    here, before = folder(), size()
+    for one in _folders():
+        if one == here:
+            for path in one.iterdir():
+                shutil.rmtree(path, ignore_errors=True)
+        elif others:
+            shutil.rmtree(one, ignore_errors=True)
+    return before - size()
+
+
+def _folders() -> list[Path]:
     here = folder()
-    return 0 if here is None else sum(path.stat().st_size for path in here.rglob("*") if path.is_file())
-
-
-def clear() -> int:
-    """Delete what is kept there; the bytes that were freed."""
-    here, freed = folder(), size()
-    for path in () if here is None else here.iterdir():
-        shutil.rmtree(path, ignore_errors=True)
-    return freed
+    return [] if here is None else sorted(path for path in here.parent.glob("numba-*") if path.is_dir())
 
 
 def _check(path: Path) -> None:
-    """Whoever can write there can run code here."""
+    """OSError unless it is a directory of this user's that no other can write into."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise OSError(f"{path} is not a directory")
@@ -68,7 +76,7 @@ def _check(path: Path) -> None:
 
 
 def _check_above(path: Path) -> None:
-    """Whoever can write above can put another folder in its place."""
+    """OSError where another user can write above, and so put another folder in its place."""
     if os.name != "posix":
         return
     found = path.stat()

@@ -41,9 +41,7 @@ def walks(request: Request) -> str | None:
             rules is not None and (rules.append or rules.numbered),
             "numba does not cover a lattice of 2^62 states or more",
         ),
-        unless(
-            request.task.channel.begin(env.initial((1, 1))) is None, "numba does not cover a channel with memory"
-        ),  # it would have to be told what happened
+        unless(request.task.channel.begin(env.initial((1, 1))) is None, "numba does not cover a channel with memory"),
         _fits(policy, request.batch),
     )
 

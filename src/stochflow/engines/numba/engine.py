@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Trace, Walk
+from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Traces, Walk
 from stochflow.engines.flat import FlatParameters
 from stochflow.engines.numba import covers, settings
 from stochflow.noise.dynamics import Dynamics
@@ -38,14 +38,30 @@ class Numba:
             return "numba is not installed" if missing else f"numba cannot be imported ({error})"
         return "NUMBA_DISABLE_JIT is set" if numba.config.DISABLE_JIT else settings.why_not()
 
-    def why_not_walk(self, request: Request) -> str | None:
-        return covers.walks(request)
+    def why_not(self, job: Job) -> str | None:
+        reason = covers.learns(job)
+        if reason is None:
+            from stochflow.engines.numba import ready
 
-    def why_not_gradient(self, job: Job) -> str | None:
-        return covers.learns(job) or covers.updates(job.weights)
+            ready.walks(job.policy)
+            ready.gradients(job)
+        return reason
+
+    def why_not_walk(self, request: Request) -> str | None:
+        reason = covers.walks(request)
+        if reason is None:
+            from stochflow.engines.numba import ready
+
+            ready.walks(request.policy)
+        return reason
 
     def why_not_noise(self, dynamics: Dynamics) -> str | None:
-        return covers.models(dynamics)
+        reason = covers.models(dynamics)
+        if reason is None:
+            from stochflow.engines.numba import ready
+
+            ready.noise(dynamics)
+        return reason
 
     def why_not_update(self, flat: FlatParameters) -> str | None:
         return "the gradient is taken by autograd, beside which a compiled update gains little"
@@ -53,25 +69,17 @@ class Numba:
     def walk(self, request: Request) -> Walk:
         from stochflow.engines.numba.walk import walk_once
 
-        trajectories, space = walk_once(request)
-        return Walk(trajectories, None if request.trace is None else space)
+        return walk_once(request)
 
-    def new_trace(self, job: Job) -> Trace:
-        from stochflow.engines.numba.walk import Workspace
+    def traces(self, job: Job) -> Traces:
+        from stochflow.engines.numba.walk import NumbaTraces
 
-        return Workspace(job.policy, job.batch, True, job.weights)
+        return NumbaTraces(job.weights, job.policy, job.batch)
 
     def gradient(self, job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
         from stochflow.engines.numba.gradient import gradient
-        from stochflow.engines.numba.walk import Workspace
 
-        space = walk.trace
-        if not isinstance(space, Workspace):
-            raise TypeError("numba takes the gradient of walks with its own trace")
-        if not space.holds(walk.trajectories.states):
-            space.stale = True
-        space.use()
-        return gradient(job, space, rewards, log_k, note)
+        return gradient(job, walk, rewards, log_k, note)
 
     def arrivals(self, dynamics: Dynamics, flat: FlatParameters | None, traj: Trajectories) -> Tensor:
         from stochflow.engines.numba.noise import arrivals

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.engines.base import Job, Residuals, Rewards
+from stochflow.engines.base import Job, Residuals, Rewards, Walk
 from stochflow.engines.numba.jit import FAR, Share, call, each_part, floats, in_parts, loop, part
 from stochflow.engines.numba.products import add, column_sums, outer, product, transpose
 from stochflow.engines.numba.rules import feature, legal
-from stochflow.engines.numba.walk import Paths, Workspace
+from stochflow.engines.numba.walk import NumbaTrace, Paths, Workspace
 from stochflow.learn.objectives import DetailedBalance, Objective
 
 SHARED_PRODUCTS = 1 << 23  # multiplications of one seed that are worth a thread
@@ -327,10 +327,13 @@ def balance_of(
     return Balance(detailed, by_number, scale, given, log_reward, buffers.log_z, buffers.log_z_gradient)
 
 
-def gradient(job: Job, space: Workspace, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
-    """`Engine.gradient` from the walk that the workspace holds."""
-    paths, world, rows, seeds = space.paths, space.world, space.rows, space.shape[0]
-    assert paths is not None
+def gradient(job: Job, walk: Walk, rewards: Rewards, log_k: Tensor | None, note: bool) -> Residuals:
+    """`Engine.gradient`, from a walk with a trace."""
+    if not isinstance(walk.trace, NumbaTrace):
+        raise TypeError("numba takes gradients of walks that it has traced")
+    walk.trace.use(job.weights)
+    space, paths = walk.trace.space, walk.trace.paths
+    world, rows, seeds = space.world, space.rows, space.shape[0]
     log_reward = rewards.log.numpy() if rewards.by_number else _full(rewards.log, space.shape).reshape(-1)
     arrivals = None if log_k is None else _full(log_k, (*paths.moves.shape, world.rules.moves))
     balance = balance_of(job.objective, space, log_reward, rewards.by_number, arrivals, job.weights)

@@ -39,7 +39,7 @@ from stochflow.engines.numba.noise import (
     noise_gradient,
 )
 from stochflow.engines.numba.update import Update, rates, update
-from stochflow.engines.numba.walk import Span, Workspace, draw, new_paths, walk
+from stochflow.engines.numba.walk import NumbaTraces, Span, Workspace, draw, new_paths, walk
 from stochflow.types import Explore, Fading
 
 log = logging.getLogger("stochflow")
@@ -172,11 +172,11 @@ class Many:
         signature = tuple(numba.typeof(x) for x in given)
         threading.Thread(target=self._compile, args=(signature,), name="stochflow-compile").start()
 
-    def serves(self, job: Job) -> bool:
-        """Whether it is of this job, and of the workspace's arrays as they are."""
+    def serves(self, job: Job, space: Workspace) -> bool:
+        """Whether it is of this job and this workspace, with the arrays of this gradient."""
         names = ("task", "policy", "dynamics", "objective", "weights", "noise_weights", "worth")
         same = all(getattr(job, name) is getattr(self.job, name) for name in names)
-        return same and self.gradient.weights[2] is self.space.rows.inputs and self.space.found.flat is job.weights
+        return same and space is self.space and space.found.flat is job.weights
 
     def run(self, schedule: Schedule, count: int) -> int:
         """So many iterations."""
@@ -185,7 +185,6 @@ class Many:
         try:
             in_parts(lambda s, e: iterations(Share(s, e), count, finished, *given), self.space.shape[0])
         finally:
-            self.space.paths, self.space.stale = None, True
             for flat in (self.job.weights, self.job.noise_weights):
                 if flat is not None:
                     flat.adam_step += int(finished.min())
@@ -223,20 +222,17 @@ class Many:
 
 def many(job: Job, schedule: Schedule, most: int, policy: Update, noise: Update | None) -> int:
     """`Engine.many`: 0 before it is compiled, and where threads share the work on one seed, which they do one by one."""
-    space = schedule.trace
-    if (
-        not isinstance(space, Workspace)
-        or most <= 0
-        or space.walks < BEFORE
-        or space.found is None
-        or shared(space) > 1
-    ):
+    traces = schedule.traces
+    if not isinstance(traces, NumbaTraces) or most <= 0 or traces.walks < BEFORE:
         return 0
-    if space.many is None or (isinstance(space.many, Many) and not space.many.serves(job)):
-        space.many = iterates(job) or Many(job, space, policy, noise)
-    if isinstance(space.many, str) or not space.many.ready:
+    space = traces.space
+    if space.found is None or shared(space) > 1:
         return 0
-    return space.many.run(schedule, min(most, space.many.now))
+    if traces.many is None or (isinstance(traces.many, Many) and not traces.many.serves(job, space)):
+        traces.many = iterates(job) or Many(job, space, policy, noise)
+    if isinstance(traces.many, str) or not traces.many.ready:
+        return 0
+    return traces.many.run(schedule, min(most, traces.many.now))
 
 
 def _chance(explore: Any, step: float) -> float:

@@ -160,7 +160,7 @@ def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> T
     """`Neural.arrivals` with these weights at all steps: [T, S, B, M], anything where no move was made."""
     batch, noise = _batch(traj), new_noise(dynamics, traj.moves.shape)
     out = np.empty((*batch.moves.shape, dynamics.env.num_moves), dtype=np.float32)
-    given = (_rules(dynamics), batch, model_of(weights), noise, out)
+    given = (rules_of(dynamics), batch, model_of(weights), noise, out)
     in_parts(lambda s, e: call(noise_forward, Share(s, e), *given), batch.moves.shape[1])
     return torch.from_numpy(out)
 
@@ -168,7 +168,7 @@ def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> T
 @torch.no_grad()
 def learn(dynamics: Any, flat: Any, traj: Trajectories) -> Tensor:
     """The gradient of each seed's `Neural.loss` into the `flat` parameters; the loss [S]."""
-    rules, batch, noise = _rules(dynamics), _batch(traj), new_noise(dynamics, traj.moves.shape)
+    rules, batch, noise = rules_of(dynamics), _batch(traj), new_noise(dynamics, traj.moves.shape)
     learns = np.ascontiguousarray(trainable_steps(dynamics.env, traj).numpy())
     model, gradient = model_of(flat.named), model_of(flat.gradients)
     losses = np.empty(batch.moves.shape[1], dtype=np.float32)
@@ -196,7 +196,7 @@ def new_noise(dynamics: Any, shape: tuple[int, ...]) -> Noise:
     return Noise(slots, number, row, seen, hidden, table, np.empty(seeds, dtype=np.int64))
 
 
-def _rules(dynamics: Any) -> Lowered:
+def rules_of(dynamics: Any) -> Lowered:
     rules = lower(dynamics.env)
     assert rules is not None
     return rules

@@ -11,10 +11,10 @@ from stochflow.engines.numba.jit import part
 
 
 class World(NamedTuple):
-    """A world, and how a network is asked about its states."""
+    """A world, and which of its states go through the network."""
 
     rules: Lowered
-    asked: int  # steps at which the network is asked
+    asked: int  # steps whose states go through the network
     keep: bool  # the rows of all steps, for a trace, or of two
     backward: bool  # a learned P_B
     flow: int  # the output that is a log-flow

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from stochflow.engines.base import Request, Trace
+from stochflow.engines.base import Request, Trace, Traces, Walk
+from stochflow.engines.flat import FlatParameters
 from stochflow.engines.lower import lower
 from stochflow.engines.numba.covers import known_ahead
 from stochflow.engines.numba.jit import Share, call, floats, in_parts, loop, part
@@ -204,32 +204,14 @@ def walk(share, k, span, world, net, rows, paths, draws):
                 starts[seed, t + 2] = new
 
 
-class Workspace(Trace):
-    """The arrays in which a policy's walks of one batch size are computed, used again by every walk; as a trace, what the last walk
-    left in them. `gradient` keeps its own arrays here too."""
+class Workspace:
+    """The arrays in which a policy's walks of one batch size are computed: with those of a trace if it is to `keep` one, in
+    which case `gradient` has its own arrays here too."""
 
-    def __init__(self, policy: Policy, batch: int, keep: bool, weights: Any):
-        super().__init__(weights)
-        self.keep, self.walks = keep, 0
-        self.paths: Any = None
-        self.many: Any = None  # several iterations in one call, in these arrays; or why not
-        self._make(policy, batch)
-
-    def serve(self, policy: Policy, batch: int) -> None:
-        """Be of this policy and batch: the arrays are made again if they are of another, or its weights were moved."""
-        if self.policy is not policy or self.batch != batch or policy.head.weight.data_ptr() != self._address:
-            self._make(policy, batch)
-
-    def holds(self, states: Tensor) -> bool:
-        """Whether the last walk into it is the one with these states."""
-        return self.paths is not None and states.data_ptr() == self.paths.states.ctypes.data
-
-    def _make(self, policy: Policy, batch: int) -> None:
+    def __init__(self, policy: Policy, batch: int, keep: bool):
         self.policy, self.batch, self._address = policy, batch, policy.head.weight.data_ptr()
-        columns = (
-            sum(policy.sizes) if self.keep else policy.env.num_moves
-        )  # a walk alone needs the logits of actions only
-        self.world = world = _world(policy, self.keep, columns)
+        columns = sum(policy.sizes) if keep else policy.env.num_moves  # a walk alone needs the logits of actions only
+        self.world = world = _world(policy, keep, columns)
         mlp, trunk, seeds = inner_mlp(policy.trunk), policy.trunk, policy.num_seeds
         first, *more = [layer.weight.detach().numpy() for layer in mlp.layers]
         first_bias, *biases = [layer.bias.detach().numpy() for layer in mlp.layers]
@@ -249,6 +231,10 @@ class Workspace(Trace):
         self.score, self.real = zeros(self.shape, policy.device), always(self.shape, policy.device)
         self.found: Any = None  # the gradient's arrays
 
+    def serves(self, policy: Policy, batch: int) -> bool:
+        """Whether it is of this policy and batch, and the policy's weights are where they were."""
+        return self.policy is policy and self.batch == batch and policy.head.weight.data_ptr() == self._address
+
     def head_parts(self, head: list[np.ndarray], copies: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The parts of a head [S, H + W, O] and its bias, each beside its copy in the form of `Net`, as views of one shape."""
         (weight, bias), (*same, last), width = head, copies, self.rows.inputs[0].shape[2]
@@ -257,19 +243,45 @@ class Workspace(Trace):
         return [(part, copy) for part, copy in parts if part.size > 0]
 
 
-def walk_once(request: Request) -> tuple[Trajectories, Workspace]:
-    """The trajectories of a request, and the workspace in which they were computed: the request's trace, if it has one."""
-    task, explore, space = request.task, request.explore, request.trace
-    if isinstance(space, Workspace):
-        space.serve(request.policy, request.batch)
-        space.begin()
-        space.walks += 1
+class NumbaTrace(Trace):
+    """What one walk left in a workspace, which no other walk uses while the trace holds."""
+
+    def __init__(self, weights: FlatParameters, space: Workspace, paths: Paths):
+        super().__init__(weights, torch.from_numpy(paths.final))
+        self.space, self.paths = space, paths
+
+
+class NumbaTraces(Traces):
+    """One workspace, which a walk uses again if the weights have changed since the walk before; otherwise it has its own."""
+
+    def __init__(self, weights: FlatParameters, policy: Policy, batch: int):
+        super().__init__(weights)
+        self.space, self.walks = Workspace(policy, batch, True), 0
+        self.many: Any = None  # several iterations in one call, in this workspace; or why not
+        self._version = -1  # of the weights at the last walk in it
+
+    def begin(self, policy: Policy, batch: int) -> Workspace:
+        """The workspace of a new walk."""
+        self.walks += 1
+        if self._version == self.weights.version:  # a trace of these weights may still be used
+            return Workspace(policy, batch, True)
+        self._version = self.weights.version
+        if not self.space.serves(policy, batch):
+            self.space = Workspace(policy, batch, True)
+        return self.space
+
+
+def walk_once(request: Request) -> Walk:
+    """The trajectories of a request, and their trace if it asks for one."""
+    task, explore, traces = request.task, request.explore, request.traces
+    if isinstance(traces, NumbaTraces):
+        space = traces.begin(request.policy, request.batch)
     else:
-        space = Workspace(request.policy, request.batch, False, None)
+        space = Workspace(request.policy, request.batch, False)
     chance = explore.on_cpu() if isinstance(explore, Fading) else explore
     draws, after = draw(task, space, None if chance is None else [float(chance)], temper=request.temper)
     world, (seeds, batch) = space.world, space.shape
-    space.paths = paths = new_paths(task.env, seeds, batch)
+    paths = new_paths(task.env, seeds, batch)
     for own, copy in space.copies:
         np.copyto(copy, own)
     given = (world, space.net, space.rows, paths, draws)
@@ -281,9 +293,9 @@ def walk_once(request: Request) -> tuple[Trajectories, Workspace]:
         in_parts(lambda s, e: call(walk, Share(s, e), 0, Span(0, world.asked), *given), seeds)
     if after is not None:
         torch.default_generator.manual_seed(after)
-    space.final = torch.from_numpy(paths.final)
     states, actions, moves, alive = (torch.from_numpy(x) for x in paths[:4])
-    return Trajectories(states, actions, moves, alive, space.score, space.real), space
+    found = Trajectories(states, actions, moves, alive, space.score, space.real)
+    return Walk(found, None if traces is None else NumbaTrace(traces.weights, space, paths))
 
 
 def _share_rows(given: tuple[Any, ...]) -> None:
