@@ -85,6 +85,18 @@ def test_a_saved_run_goes_on_with_the_random_numbers_that_it_would_have_had(hidd
     assert torch.equal(first.stats["mean_score"], second.stats["mean_score"])
 
 
+def test_a_replay_ends_the_use_of_a_trace():
+    trainer = Experiment(
+        configure("tfbind8", device="cuda", batch=64, objective="tb", stick=0.0, net="mlp", hidden=64)
+    ).trainer
+    trainer.train(5)
+    walk = trainer.source.walk(trainer.step)
+    walk = walk._replace(trajectories=trainer.score(walk.trajectories))
+    trainer.train(8)
+    with pytest.raises(RuntimeError, match="walk again"):
+        trainer.learn(walk)
+
+
 def test_a_second_trainer_in_one_process_replays():
     for _ in range(3):
         made = make(True)

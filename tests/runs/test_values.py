@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 
 import pytest
 
-from stochflow import SubTrajectoryBalance, Tabular, UserError, train
+from stochflow import Known, SubTrajectoryBalance, Tabular, UserError, train
 from stochflow.look.compare import compare
 from stochflow.look.report import RunFiles, write_report
 from stochflow.nets.mlp import MLP
@@ -46,6 +47,47 @@ def test_it_goes_on_with_the_same_objects_alone(done):
     with pytest.raises(UserError, match=r"decay=0\.5.*decay=0\.9.*was given"):
         resume(done.path, steps=30, **(GIVEN | {"objective": SubTrajectoryBalance(0.9)}))
     assert open_run(done.path, **GIVEN).measure()["tv"] == pytest.approx(done.summary["tv"])
+
+
+class Other:
+    """Not a value of stochflow."""
+
+    def __repr__(self):
+        return "Other()"
+
+
+REFUSED = [
+    (
+        "objective",
+        Other(),
+        "objective is Other(), but it must be a word or an Objective, such as SubTrajectoryBalance()",
+    ),
+    ("objective", SubTrajectoryBalance, "it must be a word or an Objective"),  # the class itself
+    ("net", Other(), "net is Other(), but it must be a word or the description of a network, such as MLP(32, 3)"),
+    ("net", MLP, "it must be a word or the description of a network"),
+    (
+        "dynamics",
+        5,
+        "dynamics is 5, but it must be a word, a Dynamics, or a function of environment and seeds that makes one",
+    ),
+    ("dynamics", lambda env: None, "it must be a word, a Dynamics, or a function of environment and seeds"),
+    ("dynamics", lambda env, seeds: 7, "makes 7, but it must make a Dynamics"),
+    ("source", 3, "source is 3, but it must be a Source, or a function of task and policy that makes one"),
+    ("source", "logged", "source is 'logged', but it must be a Source"),
+    ("source", lambda task, policy: None, "makes None, but it must make a Source"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), REFUSED, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(REFUSED)])
+def test_what_is_no_value_is_refused_in_one_sentence(name, value, sentence, tmp_path):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        train("grid", **SMALL, **{name: value}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_known_may_be_given_as_a_class(tmp_path):
+    done = train("grid", **SMALL, dynamics=Known, out=tmp_path / "run")
+    assert isinstance(done.experiment.dynamics, Known)
 
 
 def test_report_and_comparison_name_them(done, tmp_path):

@@ -296,8 +296,32 @@ def test_a_trace_is_of_no_use_after_the_weights_have_changed():
         trainer.learn(walk)
     older = trainer.source.walk(trainer.step)
     older = older._replace(trajectories=trainer.score(older.trajectories))
-    trainer.source.walk(trainer.step)
     with trainer.averaged():
         pass
     with pytest.raises(RuntimeError, match="walk again"):
         trainer.learn(older)
+
+
+def test_a_trace_is_of_use_after_other_walks():
+    """The same weights, whatever was walked in between: the step is that of the first walk."""
+    states = []
+    for others in (0, 2):
+        trainer = make(objective=TrajectoryBalance(), dynamics=Known)
+        trainer.train(2)
+        walk = trainer.source.walk(trainer.step)
+        walk = walk._replace(trajectories=trainer.score(walk.trajectories))
+        for _ in range(others):
+            trainer.source.walk(trainer.step)
+        trainer.learn(walk)
+        states.append(trainer.state_dict())
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0] if k.startswith("policy."))
+
+
+def test_an_iteration_that_is_replayed_ends_the_use_of_a_trace(monkeypatch):
+    """A CUDA graph changes weights without any code that says so."""
+    monkeypatch.setattr("stochflow.training.trainer.recorded", lambda trainer, note: [lambda: None])
+    trainer = make(objective=TrajectoryBalance(), dynamics=Known)
+    trainer.train(1)
+    before = trainer.policy_flat.version
+    trainer.iterate(note=False)
+    assert trainer.policy_flat.version > before

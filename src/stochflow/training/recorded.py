@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def recorded(trainer: Trainer, note: bool) -> list[Callable[[], object]]:
-    """One CUDA graph, or two around an oracle on the host, and what a replay leaves to the host; the iteration as it is on a CPU."""
+    """One CUDA graph, or two around an oracle on the host; the iteration as it is on a CPU."""
 
     def whole() -> None:
         trainer.learn(trainer.fresh(), note)
@@ -33,7 +33,7 @@ def recorded(trainer: Trainer, note: bool) -> list[Callable[[], object]]:
         calls.batch = 0
         trainer.pool = one.record(trainer.pool)
         each = calls.batch
-        return [one, lambda: calls.add(each), trainer.policy_flat.changed]
+        return [one, lambda: calls.add(each)]
 
     def walked() -> Walk:
         return source.walk(trainer.step)
@@ -49,7 +49,7 @@ def recorded(trainer: Trainer, note: bool) -> list[Callable[[], object]]:
     scored = fresh._replace(trajectories=fresh.trajectories._replace(score=scores))
     learn = Captured(lambda: trainer.learn(scored, note))
     learn.record(trainer.pool)
-    return [act, lambda: scores.copy_(trainer.score(fresh.trajectories).score), learn, trainer.policy_flat.changed]
+    return [act, lambda: scores.copy_(trainer.score(fresh.trajectories).score), learn]
 
 
 class OracleCalls:

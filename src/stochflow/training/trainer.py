@@ -221,6 +221,7 @@ class Trainer:
                 self._steps[note] = recorded(self, note)
             for step in self._steps[note]:
                 step()
+            self.policy_flat.changed()  # which a replay does not say
         self.steps_done += 1
 
     def _begin(self) -> None:
