@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from stochflow import Known, SubTrajectoryBalance, Tabular, UserError, train
+from stochflow import Grid, Known, SubTrajectoryBalance, Tabular, UserError, grid_task, train
 from stochflow.look.compare import compare
 from stochflow.look.report import RunFiles, write_report
 from stochflow.nets.mlp import MLP
@@ -49,6 +49,10 @@ def test_it_goes_on_with_the_same_objects_alone(done):
     assert open_run(done.path, **GIVEN).measure()["tv"] == pytest.approx(done.summary["tv"])
 
 
+def elsewhere(task, policy):
+    return OnPolicy(grid_task(2, 8), policy, 8)
+
+
 class Other:
     """Not a value of stochflow."""
 
@@ -75,6 +79,14 @@ REFUSED = [
     ("source", 3, "source is 3, but it must be a Source, or a function of task and policy that makes one"),
     ("source", "logged", "source is 'logged', but it must be a Source"),
     ("source", lambda task, policy: None, "makes None, but it must make a Source"),
+    (
+        "dynamics",
+        Tabular(Grid(2, 8), (0, 1)),
+        "dynamics is of the environment Grid(ndim=2, side=8), but the task has Grid(",
+    ),
+    ("dynamics", Tabular(Grid(2, 4)), "dynamics has 1 seeds, but the run has 2: build it for as many"),
+    ("source", elsewhere, "source is of the environment Grid(ndim=2, side=8), but the task has Grid(ndim=2, side=4)"),
+    ("track", 3, "there is no tracker 3: take one of wandb, trackio, tensorboard"),
 ]
 
 

@@ -58,7 +58,7 @@ def open_tracker(kind: str, folder: Path, config: dict[str, Any]) -> Tracker:
     """A tracker for a run folder; `config` is what `config.json` holds."""
     if kind not in TRACKERS:
         raise UserError(
-            f"there is no tracker {kind!r}{did_you_mean(kind, TRACKERS)}: take one of {', '.join(TRACKERS)}"
+            f"there is no tracker {kind!r}{did_you_mean(str(kind), TRACKERS)}: take one of {', '.join(TRACKERS)}"
         )
     if kind == "tensorboard":
         module = _import("torch.utils.tensorboard", kind)

@@ -116,7 +116,17 @@ def _made(name: str, kind: type[Made], function: Callable[..., Any], *given: Any
 
 
 def make_source(value: Source | MakeSource, task: Task, policy: Policy) -> Source:
-    return value if isinstance(value, Source) else _made("source", Source, value, task, policy)
+    """The source that was given, or that the function makes; UserError where it draws from another environment."""
+    source = value if isinstance(value, Source) else _made("source", Source, value, task, policy)
+    own = getattr(source, "task", None)
+    if isinstance(own, Task):
+        _same_env("source", own.env, task.env)
+    return source
+
+
+def _same_env(name: str, own: Env, env: Env) -> None:
+    if any(getattr(own, x) != getattr(env, x) for x in ("state_dim", "num_moves", "horizon")):
+        raise UserError(f"{name} is of the environment {own!r}, but the task has {env!r}: build it from that one")
 
 
 def make_objective(settings: Train) -> Objective:
@@ -163,6 +173,11 @@ def make_dynamics(
 ) -> Dynamics:
     """A model of the task's noise; `inner` is the environment whose moves the noise speaks of."""
     if isinstance(value, Dynamics):
+        _same_env("dynamics", value.env, value.env if isinstance(task.env, ThoughtState) else inner)
+        if isinstance(value, Tabular) and len(value.counts) != len(seeds):
+            raise UserError(
+                f"dynamics has {len(value.counts)} seeds, but the run has {len(seeds)}: build it for as many"
+            )
         return value
     if value is Known or (value is None and (word == "known" or task.channel.exact)):
         return Known(task.env, task.channel)
