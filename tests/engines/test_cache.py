@@ -102,6 +102,20 @@ def test_a_folder_of_others_is_not_used(harm, fresh, tmp_path, caplog):
     assert "compiled loops are not kept" in caplog.text
 
 
+def test_clearing_may_reach_the_folders_of_other_versions(fresh, tmp_path):
+    here = asked(fresh, tmp_path)
+    assert here is not None
+    older = here.parent / "numba-of-an-older-version"
+    for folder in (here / "walk", older / "walk"):
+        folder.mkdir(parents=True)
+        (folder / "loop.nbc").write_bytes(bytes(100))
+    assert cache.size() == 200
+    assert cache.clear() == 100
+    assert (list(here.iterdir()), (older / "walk").exists()) == ([], True)
+    assert cache.clear(others=True) == 100
+    assert list(here.parent.iterdir()) == [here]
+
+
 @pytest.mark.slow
 def test_a_poisoned_cache_is_not_read(tmp_path):
     """Planted where numba would look by itself: named by a .numba_config.yaml here, or beside the sources."""

@@ -84,7 +84,7 @@ REFUSED = [
         Tabular(Grid(2, 8), (0, 1)),
         "dynamics is of the environment Grid(ndim=2, side=8), but the task has Grid(",
     ),
-    ("dynamics", Tabular(Grid(2, 4)), "dynamics has 1 seeds, but the run has 2: build it for as many"),
+    ("dynamics", Tabular(Grid(2, 4)), "dynamics is of 1 of the run's 2 seeds: build it for as many"),
     ("source", elsewhere, "source is of the environment Grid(ndim=2, side=8), but the task has Grid(ndim=2, side=4)"),
     ("track", 3, "there is no tracker 3: take one of wandb, trackio, tensorboard"),
 ]

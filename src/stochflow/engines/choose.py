@@ -69,6 +69,8 @@ def choose(job: Job, word: Word = "auto") -> Chosen:
 
     gradient = take("gradient", lambda e: e.why_not(job))
     refused = found["gradient"]
+    if gradient.name != "eager":
+        found |= {"walk": refused, "update": refused}
     if word in refused:
         raise UserError(f"--engine {word} was asked for, but {refused[word]}: take --engine auto")
     walk = gradient if gradient.name != "eager" else take("walk", lambda e: e.why_not_walk(request))

@@ -26,7 +26,7 @@ from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasti
 from stochflow.runs.config import Config, Train, UserTask, configure
 from stochflow.runs.folder import Checkpoint, Run, environment
 from stochflow.runs.session import Interrupted, OnProgress, OnStart, Result, Session, every, may_fail
-from stochflow.runs.tracking import open_tracker
+from stochflow.runs.tracking import check_tracker, open_tracker
 from stochflow.runs.trust import Consent
 from stochflow.runs.values import MakeSource, Values, taken_out
 from stochflow.scores.oracles import Cached, TextOracle
@@ -97,6 +97,8 @@ def train(
     config = dataclasses.replace(config, values=values.described())
     made = make_task(config.task) if given is None else given
     rivals(config.train.beside)
+    if track != "none":
+        check_tracker(track)
     chosen, why = defaults.choose(made, config.train, free, not isinstance(config.task, UserTask))
     config = dataclasses.replace(config, train=chosen, chosen=why)
     if why:

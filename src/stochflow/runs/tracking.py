@@ -54,12 +54,17 @@ class Tracker:
             )
 
 
-def open_tracker(kind: str, folder: Path, config: dict[str, Any]) -> Tracker:
-    """A tracker for a run folder; `config` is what `config.json` holds."""
+def check_tracker(kind: str) -> None:
+    """UserError where there is no tracker of this name."""
     if kind not in TRACKERS:
         raise UserError(
             f"there is no tracker {kind!r}{did_you_mean(str(kind), TRACKERS)}: take one of {', '.join(TRACKERS)}"
         )
+
+
+def open_tracker(kind: str, folder: Path, config: dict[str, Any]) -> Tracker:
+    """A tracker for a run folder; `config` is what `config.json` holds."""
+    check_tracker(kind)
     if kind == "tensorboard":
         module = _import("torch.utils.tensorboard", kind)
         writer = module.SummaryWriter(str(folder / "tensorboard"))

@@ -175,9 +175,7 @@ def make_dynamics(
     if isinstance(value, Dynamics):
         _same_env("dynamics", value.env, value.env if isinstance(task.env, ThoughtState) else inner)
         if isinstance(value, Tabular) and len(value.counts) != len(seeds):
-            raise UserError(
-                f"dynamics has {len(value.counts)} seeds, but the run has {len(seeds)}: build it for as many"
-            )
+            raise UserError(f"dynamics is of {len(value.counts)} of the run's {len(seeds)} seeds: build it for as many")
         return value
     if value is Known or (value is None and (word == "known" or task.channel.exact)):
         return Known(task.env, task.channel)

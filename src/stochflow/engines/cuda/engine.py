@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stochflow.engines.base import Job, Request, Residuals, Rewards, Schedule, Support, Traces, Walk, first
 from stochflow.engines.cuda import driver, gradient, noise, update, walk
+from stochflow.engines.cuda.walk import words
 from stochflow.engines.flat import FlatParameters
 from stochflow.noise.dynamics import Dynamics
 from stochflow.types import Trajectories
@@ -21,11 +22,12 @@ class Cuda:
     support = Support(
         worlds="grids and strings, without contexts",
         channels="exact, slip",
-        nets="mlp and (on strings) lookup, two hidden layers of 16, 32, 64, 128 or 256; gradients from 32 on",
+        nets=f"mlp and (on strings) lookup, two hidden layers of {words(walk.WIDTHS)}; gradients from {gradient.LEAST_WIDTH} on",
         objectives="trajectory and detailed balance, marginal form and the joint one, which equals it",
-        noise_models="known and counted ones by torch; learned ones of one hidden layer (16, 32, 64) and at most 5 moves",
-        limits="compute capability 8.0; 256 moves (32 outputs on grids, with a table, for detailed balance); 256 state columns; "
-        "8192 trajectories per seed",
+        noise_models=f"any without memory; learned here: of one hidden layer ({words(noise.WIDTHS)}) and at most {noise.MOST_MOVES} moves",
+        limits=f"GPU of compute capability {'.'.join(map(str, driver.LEAST_CAPABILITY))} or more; float32; {walk.MOST_MOVES} moves "
+        f"({walk.SMALL_HEAD} outputs on grids, with a table, and for detailed balance); {walk.MOST_COLUMNS} state columns; "
+        f"{gradient.MOST_BATCH} trajectories per seed",
     )
 
     def __init__(self) -> None:

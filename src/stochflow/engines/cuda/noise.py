@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stochflow.engines.cuda.driver import Kernel, kernel, shared_memory
-from stochflow.engines.cuda.walk import lowered, world_defines
+from stochflow.engines.cuda.walk import lowered, words, world_defines
 from stochflow.engines.flat import FlatParameters
 from stochflow.engines.lower import lower
 from stochflow.noise.dynamics import Dynamics, Neural, trainable_steps
@@ -33,7 +33,7 @@ def why_not(dynamics: Dynamics) -> str | None:
     if len(dynamics.layers) != 1:
         return f"cuda covers noise models of one hidden layer, not {len(dynamics.layers)}"
     if weight.shape[1] not in WIDTHS:
-        return f"cuda covers noise models of 16, 32 or 64 hidden units, not {weight.shape[1]}"
+        return f"cuda covers noise models of {words(WIDTHS)} hidden units, not {weight.shape[1]}"
     if weight.dtype != torch.float32:
         return f"cuda covers float32 weights, not {weight.dtype}"
     if world.moves > MOST_MOVES:

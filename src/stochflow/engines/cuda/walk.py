@@ -134,14 +134,14 @@ def _why_not_network(world: Lowered, policy: Any) -> str | None:
     if len(mlp.layers) != 2:
         return f"cuda covers networks of two hidden layers, not {len(mlp.layers)}"
     if mlp.width not in WIDTHS:
-        return f"cuda covers hidden layers of {_words(WIDTHS)}, not {mlp.width}"
+        return f"cuda covers hidden layers of {words(WIDTHS)}, not {mlp.width}"
     net = network(policy)
     if net.head.weight.dtype != torch.float32:
         return f"cuda covers float32 weights, not {net.head.weight.dtype}"
     if net.table is not None and (not world.append or not net.small):
         return f"cuda covers a look-up table on strings with at most {SMALL_HEAD} outputs alone"
     if net.table is not None and net.width not in WIDTHS:
-        return f"cuda covers look-up tables of width {_words(WIDTHS)}, not {net.width}"
+        return f"cuda covers look-up tables of width {words(WIDTHS)}, not {net.width}"
     if not net.small and not (world.append and world.moves <= MOST_MOVES):
         return f"cuda covers at most {MOST_MOVES if world.append else SMALL_HEAD} outputs, not {net.outputs}"
     if net.one.weight.data_ptr() % 16 or net.two.weight.data_ptr() % 16:
@@ -149,7 +149,8 @@ def _why_not_network(world: Lowered, policy: Any) -> str | None:
     return None
 
 
-def _words(numbers: tuple[int, ...]) -> str:
+def words(numbers: tuple[int, ...]) -> str:
+    """As in "16, 32 or 64"."""
     return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
 
 

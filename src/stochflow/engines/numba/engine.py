@@ -19,12 +19,12 @@ class Numba:
 
     name = "numba"
     support = Support(
-        worlds="Grid, Strings",
+        worlds="grids and strings, without contexts",
         channels="any without memory",
-        nets="MLP, Lookup",
+        nets="mlp and lookup, of any depth and width",
         objectives="trajectory and detailed balance, marginal form and the joint one, which equals it",
-        noise_models="any without memory; Neural of one hidden layer is learned here",
-        limits=f"CPU, float32, batch * width up to {covers.MOST}",
+        noise_models=f"any without memory; learned here: of one hidden layer and at most {covers.MOST_MOVES} moves",
+        limits=f"CPU; float32; batch times width of at most {covers.MOST}",
     )
 
     def __init__(self) -> None:
