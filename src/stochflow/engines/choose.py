@@ -98,7 +98,7 @@ def _asked(engine: Engine, operation: str, why_not: WhyNot) -> str | None:
 
 @cache
 def _report(name: str, message: str) -> None:
-    log.warning("a kernel of the engine %s does not compile:\n%s", name, message)
+    log.warning("a kernel of the engine %s does not compile: %s", name, " | ".join(message.splitlines()))
 
 
 def _gist(message: str) -> str:
