@@ -13,6 +13,7 @@ from stochflow.learn.rollout import rollout
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known, Neural, Tabular
+from stochflow.noise.thought_state import Augmented, augment
 from stochflow.scores.oracles import Table
 from stochflow.scores.rewards import Power
 from stochflow.types import Task
@@ -66,6 +67,23 @@ def test_tables_of_a_grid_are_by_the_number_of_legal_moves():
     assert found["noise_class"].tolist() == [1, 2]
     assert np.allclose(found["noise_true"][1], [[0.8, 0.2], [0.2, 0.8]], atol=1e-6)
     assert np.allclose(found["noise_true"][0], np.eye(2), atol=1e-6)  # at an edge there is one move, and it happens
+
+
+def test_with_thoughts_in_the_state_the_tables_are_those_of_the_letters():
+    strings = Strings("ABC", 2)
+    inner = Task(strings, Slip(0.3), Table(strings, torch.ones(strings.count())), Power(1.0, 1e-6))
+    task = augment(inner)
+    torch.manual_seed(0)
+    traj = rollout(task, Policy(task.env, MLP(16, 1), seeds=[0, 1]), 1000)
+    traj = traj._replace(score=task.oracle(traj.states[-1]))
+    model = Augmented(task.env, Tabular(strings, [0, 1]))
+    for _ in range(5):
+        model.observe(traj)
+    found = noise_tables(task, model, traj)
+    assert found["noise_class"].tolist() == [0, 1]
+    assert np.allclose(found["noise_true"], np.eye(3) * 0.7 + 0.1, atol=1e-6)
+    assert found["noise_learned"].shape == (2, 2, 3, 3)
+    assert np.abs(found["noise_learned"] - found["noise_true"]).max() < 0.05
 
 
 def test_nothing_is_drawn_where_nothing_was_learned():

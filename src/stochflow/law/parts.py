@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stochflow.learn.evaluate import evaluate
 from stochflow.noise.dynamics import Dynamics, Known, remembered
+from stochflow.noise.thought_state import Augmented
 from stochflow.ops import masked_mean
 from stochflow.types import Task, Trajectories
 from stochflow.worlds.strings import Strings
@@ -47,10 +48,16 @@ def noise_tables(task: Task, dynamics: Dynamics, traj: Trajectories) -> dict[str
     A class is the position in a string, elsewhere the number of legal moves. `noise_true` [C, A, M], `noise_learned` [S, C, A, M],
     `noise_class` [C]; {} where there is no noise, nothing is learned, or the tables are too large to read.
     """
-    env = task.env
-    if task.channel.exact or isinstance(dynamics, Known) or env.num_moves > NOISE_MOVES or hasattr(env, "thoughts"):
+    env: Any = task.env
+    model: Any = dynamics
+    channel: Any = task.channel
+    if isinstance(model, Augmented) and isinstance(
+        channel, Augmented
+    ):  # thoughts in the state: the noise is that of the letters
+        traj, env, model, channel = model.strings_only(traj), model.env.strings, model.inner, channel.inner
+    if channel.exact or isinstance(model, Known) or env.num_moves > NOISE_MOVES or hasattr(env, "thoughts"):
         return {}
-    inner: Any = getattr(env, "inner", env)
+    inner = getattr(env, "inner", env)
     here = traj.states[:-1]
     legal = env.real_moves(env.moves(here))
     if isinstance(inner, Strings):
@@ -59,15 +66,15 @@ def noise_tables(task: Task, dynamics: Dynamics, traj: Trajectories) -> dict[str
         of = legal.sum(-1)
     deciding = traj.alive & legal.any(-1)
     kinds = of[deciding].unique()[:CLASSES]
-    learned_past, true_past = remembered(dynamics, traj), remembered(task.channel, traj)
+    learned_past, true_past = remembered(model, traj), remembered(channel, traj)
     letters = env.num_moves - (env.stop is not None)
     shape = (len(kinds), letters, env.num_moves)
     true, learned = np.zeros(shape), np.zeros((traj.score.shape[0], *shape))
     for action in range(letters):
         every = torch.full_like(traj.actions, action)
         laws = (
-            dynamics.log_probs(here, legal, every, learned_past),
-            task.channel.log_probs(here, legal, every, true_past),
+            model.log_probs(here, legal, every, learned_past),
+            channel.log_probs(here, legal, every, true_past),
         )
         for c, kind in enumerate(kinds):
             where = deciding & (of == kind) & legal[..., action]

@@ -78,7 +78,7 @@ class Train:
     lr: float = 2e-3
     """learning rate of policy and flow"""
     objective: Objective = "db"
-    """what is minimised; `stochflow tasks` lists them"""
+    """what is minimised; `stochflow tasks` lists them, and those that end in -published are unsound, for comparison"""
     seed: int = 0
     """the run's seed; row i of --seeds starts from seed + i"""
     seeds: int = 1
