@@ -217,6 +217,18 @@ def test_what_a_campaign_cannot_be_made_with_is_named(lab, tmp_path, words, said
     assert not (tmp_path / "plates" / "campaign.json").exists()
 
 
+def test_a_word_that_python_gives_is_checked_too(lab, tmp_path):
+    campaign = Campaign.new(tmp_path / "plates", lab)
+    for how, said in [
+        (Ask(sampler="exakt"), 'did you mean "exact"'),
+        (Ask(model="rigde"), 'did you mean "ridge"'),
+        (Ask(kappa=-1), "kappa"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            campaign.ask(4, how)
+    assert campaign.store.rounds() == []
+
+
 def test_what_is_known_of_repeats_and_directions_is_said(tmp_path, capsys):
     lines = [f"{t},{score(t) + shift}" for t in TEXTS[:20] for shift in (0, 0.1)]
     (tmp_path / "lab.csv").write_text("\n".join(["seq,activity", *lines]) + "\n")

@@ -13,6 +13,7 @@ from stochflow.errors import UserError, did_you_mean
 
 FORMAT = 1  # of a campaign folder; a newer one is refused by name
 LONGEST = 10_000  # letters of a design
+SAMPLERS = ("auto", "exact", "gflownet", "search")
 Replicates = Literal["mean", "median"]
 
 
@@ -177,6 +178,10 @@ class Ask:
             raise UserError(f"--seed {self.seed} must lie between 0 and {2**63 - 1}")
         if self.batch < 1 or self.batch > 100_000:
             raise UserError(f"--batch {self.batch} must lie between 1 and 100000")
+        if self.sampler not in SAMPLERS:
+            raise UserError(
+                f"there is no sampler {self.sampler!r}{did_you_mean(self.sampler, SAMPLERS)}: take one of {', '.join(SAMPLERS)}"
+            )
         if self.replicate < 0 or self.steps < 1 or min(self.min_distance or 0, self.max_distance or 0) < 0:
             raise UserError(
                 "--replicate, --min-distance and --max-distance must not be negative, and --steps must be at least 1"
