@@ -80,7 +80,8 @@ def choose(task: Task, settings: Train, free: Collection[str], shipped: bool = F
     fresh = merged.batch - round(merged.replay * merged.batch)
     if "children" in free and merged.search != "none" and merged.children >= fresh:
         merged = dataclasses.replace(merged, children=max(2, fresh * 3 // 4))
-    merged = dataclasses.replace(merged, **{k: v for k, v in _pace(merged, calls, fresh).items() if k in free})
+    paced: dict[str, Any] = {k: v for k, v in _pace(merged, calls, fresh).items() if k in free}
+    merged = dataclasses.replace(merged, **paced)
     changed = [k for k in wanted if k in free and getattr(merged, k) != getattr(Train(), k)]
     if merged.search == "none" and "children" in changed:
         changed.remove("children")

@@ -180,7 +180,7 @@ def make_dynamics(
     if value is Known or (value is None and (word == "known" or task.channel.exact)):
         return Known(task.env, task.channel)
     models: dict[str, MakeDynamics] = {"tabular": Tabular, "neural": Neural, "thought": ThoughtDynamics}
-    made = _made("dynamics", Dynamics, models[word] if value is None else value, inner, seeds)
-    return (
-        Augmented(task.env, made) if isinstance(task.env, ThoughtState) else made
-    )  # it reads their history off the state
+    chosen = models[word] if value is None else value
+    made = _made("dynamics", Dynamics, chosen, inner, seeds)  # type: ignore[type-abstract]
+    # of states that hold the thoughts, the model reads their history off the state
+    return Augmented(task.env, made) if isinstance(task.env, ThoughtState) else made
