@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/cpu_floor.py --threads 2 --out benchmarks/results/cpu_floor.json
 
-Of each task of the comparison at batch 16, the states that a batch meets are counted in a real run, each distinct one once a seed. Then the products
+Of each task of the comparison at batch 16, the states that a batch meets are counted in a real run, each distinct one once per seed. Then the products
 of a network of that size over so many states are timed, as few and as large as they can be: through each layer once, back through each once, and
 the sums that weights get. (A rollout has to ask step by step, in many small products, so this is less than anyone can do who adds up every term.) The
 first layer, whose inputs are flags, is left out. Beside it stand one fused Adam step and the average of the weights, which read and write every parameter.
@@ -100,7 +100,7 @@ def measure(task: str, seeds: int, threads: int, budget: float) -> dict[str, Any
 def main() -> None:
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--threads", type=int, default=2)
-    a.add_argument("--budget", type=float, default=1.0, help="seconds a figure")
+    a.add_argument("--budget", type=float, default=1.0, help="seconds per figure")
     a.add_argument("--hardware", default=f"{platform.machine()} CPU")
     a.add_argument("--out", type=Path)
     given = a.parse_args()

@@ -78,7 +78,7 @@ def operations(net: Transformer, moves: int, length: int, cached: bool) -> int:
     """Multiplications and additions of one string's rollout: n positions with a cache, 1 + 2 + ... + n without.
 
     A position costs 24 d^2 a layer in products with weights, and 4 d a layer for each position it looks at (itself included); the heads are
-    asked once a step either way.
+    asked once per step either way.
     """
     d, n = net.width, length
     positions = n if cached else n * (n + 1) // 2

@@ -149,7 +149,7 @@ def cell(values: list[float]) -> str:
 
 
 def first_within(run: dict[str, Any], level: float) -> str:
-    """Oracle calls a seed at the first look whose median TV is at most `level`."""
+    """Oracle calls per seed at the first look whose median TV is at most `level`."""
     from stochflow.law.metrics import interval
 
     for steps, tv in run["tv"].items():
@@ -164,7 +164,7 @@ def in_short(runs: dict[str, dict[str, Any]]) -> str:
     needed = ", ".join(f"{key} {first_within(run, level)}" for key, run in runs.items() if key != "none")
     last = {key: cell(list(run["tv"].values())[-1]) for key, run in runs.items()}
     return (
-        f"Oracle calls a seed until the median TV is at most {level:.3f}, halfway from what ignoring the noise ends at to what can be reached: {needed}. "
+        f"Oracle calls per seed until the median TV is at most {level:.3f}, halfway from what ignoring the noise ends at to what can be reached: {needed}. "
         f"At the end known is at {last['known']}, neural at {last['neural']}, and ignoring the noise at {last['none']}."
     )
 

@@ -148,7 +148,7 @@ def main() -> None:
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     a.add_argument("--only", nargs="+", default=["horizon", "alphabet", "batch", "seeds", "states"])
-    a.add_argument("--budget", type=float, default=1.0, help="seconds a figure")
+    a.add_argument("--budget", type=float, default=1.0, help="seconds per figure")
     a.add_argument("--most-states", type=float, default=1e8, help="larger spaces are left out")
     a.add_argument("--deadline", type=float, default=1e9, help="seconds after which nothing new is begun")
     a.add_argument("--hardware", default="", help="name of the machine, where it is not a GPU")

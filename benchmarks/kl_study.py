@@ -325,7 +325,7 @@ def render(found: dict[str, Any]) -> str:
             head = f"best achievable TV {number(any_run['floor_tv'])} ({any_run['floor_kind']}), naive {number(any_run['naive_tv'])}"
             lines += ["", f"### stick {stick}: {head}", ""]
             lines += [
-                "| objective | exact TV | excess over the floor | limit | oracle calls a seed | ms a step |",
+                "| objective | exact TV | excess over the floor | limit | oracle calls per seed | ms per step |",
                 "|---|---|---|---|---|---|",
             ]
             for key, label in METHODS.items():

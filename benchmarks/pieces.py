@@ -72,7 +72,7 @@ LEAST_ROWS = "sum(min(batch, size ** min(t, 62)) if append else batch for t in r
 PIECES = (
     Piece("compiled loops: the whole engine", "cpu", CPU,
           ((N + "covers.py", "    env, policy = request.task.env, request.policy\n", f"    return {OFF}\n"),),
-          tuple(N + name for name in "cache covers engine gradient jit many noise products rules update walk".split())),
+          tuple(N + name for name in "cache covers engine gradient jit many noise products ready rules settings update walk".split())),
     Piece("several iterations in one call", "cpu", CPU, ((N + "many.py", "BEFORE = 100 ", "BEFORE = 1 << 60 "),), (N + "many",)),
     Piece("the noise model in compiled loops", "cpu", "noise/16 noise/512",
           ((N + "covers.py", "    weight, rules = dynamics.head.weight, lower(dynamics.env)\n", f"    return {OFF}\n"),), (N + "noise",)),

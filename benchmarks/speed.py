@@ -114,7 +114,7 @@ def main() -> None:
     a.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     a.add_argument("--batches", type=int, nargs="+", default=[16, 512, 4096])
     a.add_argument("--seeds", type=int, nargs="+", default=[1, 8])
-    a.add_argument("--budget", type=float, default=2.0, help="seconds a figure")
+    a.add_argument("--budget", type=float, default=2.0, help="seconds per figure")
     a.add_argument("--out", type=Path)
     given = a.parse_args()
     rows = measure(given.device, given.batches, given.seeds, given.budget)

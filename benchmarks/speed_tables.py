@@ -300,7 +300,7 @@ def growth(found: Found) -> str:
             )
             held = fixed if what == "batch" else f"{fixed}, batch {r['batch']}"
             rows.append([what, held, f"{value:,}", number(r["ms"]), number(r["peak_mib"])])
-    return lines(["what grows", "what stays", "value", "ms an iteration", "peak, MiB"], rows) + "\n\n" + where(found)
+    return lines(["what grows", "what stays", "value", "ms per iteration", "peak, MiB"], rows) + "\n\n" + where(found)
 
 
 def states(found: Found) -> str:
@@ -321,7 +321,7 @@ def states(found: Found) -> str:
                 ]
             )
     return (
-        lines(["space", "states", "listing it, s", "law of a policy, s", "peak, MiB", "bytes a state"], rows)
+        lines(["space", "states", "listing it, s", "law of a policy, s", "peak, MiB", "bytes per state"], rows)
         + "\n\n"
         + where(found)
     )

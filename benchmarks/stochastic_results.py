@@ -95,7 +95,7 @@ def train(trainer: Any, seconds: float) -> tuple[float, float]:
         trainer.steps_done + 4
     )  # the first by itself, then with and without figures to note, each recorded once
     first = now = spent()
-    steps, each = 1, 0.0  # steps until the next look at the clock, seconds a step
+    steps, each = 1, 0.0  # steps until the next look at the clock, seconds per step
     while now + 1.2 * steps * each < seconds:  # they still fit, even if they are a little slower than the last
         trainer.train(trainer.steps_done + steps)
         before, now = now, spent()

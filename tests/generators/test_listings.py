@@ -389,7 +389,7 @@ def test_every_argument_of_the_args_is_used():
 
 
 def test_the_rollout_listing():
-    """001: rewards of a rollout by `l2r`, the oracle once a batch, `visited` with (string, thought, reward, score)."""
+    """001: rewards of a rollout by `l2r`, the oracle once per batch, `visited` with (string, thought, reward, score)."""
     args = GeneratorArgs(max_len=6, gen_episodes_per_step=8, reward_exp=3.0, exp_ramping_factor=3.0)
     worker = RolloutWorker(args, lambda strings: [0.1 + s.count("A") / 6 for s in strings], DNA)
     g = StochasticDBGFlowNetGenerator(args, DNA)

@@ -95,7 +95,7 @@ def test_the_deterministic_baseline_is_right_without_noise_and_wrong_with_it(min
 
 
 def test_worker_and_generator_learn_together():
-    """The documents' loop: roll out through the noise, score once a batch, train; the exponent has ramped up by the end."""
+    """The documents' loop: roll out through the noise, score once per batch, train; the exponent has ramped up by the end."""
     task = world(0.25, None)
     env = task.env
     args = GeneratorArgs(

@@ -64,7 +64,7 @@ def name(o) -> str:
 
 
 class TablePolicy(nn.Module):
-    """A row a state, in float64: what exact solutions are written into."""
+    """A row per state, in float64: what exact solutions are written into."""
 
     def __init__(self, env, logits, backward, log_flow, log_z, back_action=None):
         super().__init__()
@@ -555,7 +555,7 @@ def test_trajectory_kl_has_the_gradient_of_the_kl_in_the_mean():
     exact = torch.autograd.grad((law * (law.log() - rewards.log())).sum(), policy.logits)[0]
 
     leaves = env.encode(["AA", "AB", "BA", "BB"])
-    pairs = torch.tensor(list(itertools.product(range(4), repeat=2)))  # 16 batches of two, one a seed
+    pairs = torch.tensor(list(itertools.product(range(4), repeat=2)))  # 16 batches of two, one per seed
     final = leaves[pairs]  # [16, 2, D]
     states = torch.stack(
         [torch.full_like(final, env.pad), torch.where(torch.tensor([True, False]), final, env.pad), final]

@@ -282,4 +282,4 @@ def test_replay_is_linear_in_length():
         return sum(b.numel() * b.element_size() for b in Buffer(Strings("ACGT", n), 1000).buffers())
 
     assert size(120) / size(60) < 2
-    assert size(120) / 1000 < 500  # bytes a trajectory: a million strings of 120 are half a gigabyte
+    assert size(120) / 1000 < 500  # bytes per trajectory: a million strings of 120 are half a gigabyte

@@ -81,7 +81,7 @@ class Campaign:
     # the loop ---------------------------------------------------------------------------------------------------
 
     def ask(self, n: int = 96, how: Ask | None = None) -> list[Row]:
-        """The next batch of `n` wells, kept as a round of the folder; one row a well. Designs that are ordered already are left out."""
+        """The next batch of `n` wells, kept as a round of the folder; one row per well. Designs that are ordered already are left out."""
         import dataclasses
 
         from stochflow.design import model, propose

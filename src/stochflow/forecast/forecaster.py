@@ -253,7 +253,7 @@ class Forecaster:
     # forecasting ----------------------------------------------------------------------------------------------------
 
     def predict(self, frame: pd.DataFrame | None = None, until: Any = None) -> pd.DataFrame:
-        """A row a series and step: unique_id, ds, stochflow (the median), stochflow-lo-80, stochflow-hi-80, ...
+        """A row per series and step: unique_id, ds, stochflow (the median), stochflow-lo-80, stochflow-hi-80, ...
 
         Forecasts follow the last row of each series: of what was fitted, or of `frame` up to `until`.
         """

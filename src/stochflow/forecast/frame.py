@@ -144,7 +144,7 @@ def read(
 ) -> tuple[Schema, list[Track], list[list[Any]]]:
     """(schema, tracks, stamps of each track) of a long frame; rows after the stamp `until` are dropped before anything is looked at.
 
-    A track has a row a step of the frequency: with gaps allowed, rows that are missing hold NaN.
+    A track has a row per step of the frequency: with gaps allowed, rows that are missing hold NaN.
     """
     pandas = need_pandas()
     if not isinstance(frame, pandas.DataFrame):
@@ -220,7 +220,7 @@ def read(
 
 
 def _on_the_grid(track: Track, stamps: list[Any], schema: Schema) -> tuple[Track, list[Any]]:
-    """A row a step of the frequency; of several readings in one step the last counts, and steps without one hold NaN."""
+    """A row per step of the frequency; of several readings in one step the last counts, and steps without one hold NaN."""
     slot = np.round(track.time - track.time[0]).astype(np.int64)
     count = int(slot[-1]) + 1
     if count > 100 * len(slot) + 10_000:

@@ -67,7 +67,7 @@ class Tilted:
         return float(self._weight @ np.asarray(score(self.drawn.paths), dtype=np.float64))
 
     def table(self) -> pd.DataFrame:
-        """A row a step: the tilted median and intervals beside the forecaster's."""
+        """A row per step: the tilted median and intervals beside the forecaster's."""
         import pandas
 
         made = pandas.DataFrame({"unique_id": self.series, "ds": self.stamps})

@@ -1,4 +1,4 @@
-"""The documents' rollout: strings built through a noisy world, scored once a batch, their scores made rewards."""
+"""The documents' rollout: strings built through a noisy world, scored once per batch, their scores made rewards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stochflow.worlds.channels import Exact, Slip
 class RolloutWorker:
     """Draws trajectories of a generator through a world that ignores each intended letter with probability `stick`.
 
-    `oracle` is a function from a list of strings to their scores, called once a batch with the whole batch.
+    `oracle` is a function from a list of strings to their scores, called once per batch with the whole batch.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RolloutWorker:
         letters = space.lower(walk.trajectories)
         texts = entries(space.strings, self.tokenizer, letters)
         strings = [string for string, _, _ in texts]
-        scores = Host(self.oracle, space.strings).raw(strings)  # once a batch
+        scores = Host(self.oracle, space.strings).raw(strings)  # once per batch
         check_scores(strings, scores)
         if a.entropy_exploration:
             with torch.no_grad():

@@ -373,7 +373,7 @@ class Experiment:
         return sorted(different.values(), key=lambda r: (-r["score"], str(next(iter(r.values())))))[:DESIGNS]
 
     def _as_trajectories(self, states: Tensor, scores: Tensor) -> Trajectories:
-        """Ways to objects [n, D], the same for the first seed alone: one row an object."""
+        """Ways to objects [n, D], the same for the first seed alone: one row per object."""
         with forked(0, self.device):
             seeds = self.policy.num_seeds
             way = ways_to(self.task, self.policy, states.to(self.device).expand(seeds, -1, -1))

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Elsewhere(UserError):
-    """Another rank failed in this iteration, and says itself why."""
+    """Another rank failed in this iteration, and reports why."""
 
 
 class Group:
@@ -64,7 +64,7 @@ class Group:
         return total
 
     def observe(self, dynamics: Dynamics, traj: Trajectories) -> None:
-        """Count this rank's steps and everybody else's."""
+        """Count the steps of all ranks."""
         before = {name: b.clone() for name, b in dynamics.named_buffers()}
         dynamics.observe(traj)
         for name, b in dynamics.named_buffers():
@@ -115,13 +115,13 @@ def started() -> tuple[int, int] | None:
 
 
 def follows() -> bool:
-    """Whether this process is one of several, and not the one that writes and speaks."""
+    """Whether this process is one of several, and not the one that writes and prints."""
     here = started()
     return here is not None and here[0] > 0
 
 
 def join() -> Group | None:
-    """Meet the other ranks; None where this process is alone."""
+    """Join the other ranks; None where this process is alone."""
     if started() is None:
         return None
     if not dist.is_available():
@@ -135,9 +135,9 @@ def join() -> Group | None:
 
 
 def leave() -> None:
-    """Part from the other ranks, where there are any."""
+    """Leave the other ranks, where there are any."""
     if dist.is_available() and dist.is_initialized():
-        dist.barrier()  # one that leaves while another still listens closes the line under it
+        dist.barrier()  # a rank that leaves while another still receives would close the connection
         dist.destroy_process_group()
 
 

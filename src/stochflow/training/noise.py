@@ -24,8 +24,8 @@ class NoiseTraining(NamedTuple):
     lr: float = 1e-3
     clip: float = 10.0  # largest gradient norm, per seed
     buffer: Buffer | None = None
-    rounds: int = 1  # updates an iteration and
-    sample_size: int = 16  # trajectories an update, with a buffer
+    rounds: int = 1  # updates per iteration and
+    sample_size: int = 16  # trajectories per update, with a buffer
 
 
 class NoiseLearner:

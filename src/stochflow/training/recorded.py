@@ -53,7 +53,7 @@ def recorded(trainer: Trainer, note: bool) -> list[Callable[[], object]]:
 
 
 class OracleCalls:
-    """How many objects the oracle was asked about."""
+    """How many objects the oracle has scored."""
 
     def __init__(self, device: torch.device):
         self.batch = 0  # objects of the last batch

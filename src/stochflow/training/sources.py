@@ -48,7 +48,7 @@ class Source(nn.Module):
 class OnPolicy(Source):
     """Rollouts of the policy with exploration explore / (1 + step / tau): it dies out without a planned end.
 
-    `temper` says by what the policy is flattened, beside that: pi^(1/temper).
+    `temper` gives the temperature that flattens the policy beside that: pi^(1/temper).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OnPolicy(Source):
         super().__init__()
         self.temper, self.steps = temper, compiled_steps(policy) if compile else None
         self.task, self.batch, self.explore, self.tau = task, batch, explore, tau
-        self._policy = [policy]  # held, not owned: its weights are the trainer's to save
+        self._policy = [policy]  # in a list, so that its weights are not saved with the source's
         self._engine: Engine | None = None
         self._word: Word = "auto"
         self.key: Tensor

@@ -281,7 +281,7 @@ class Trainer:
         return self.task.reward(self.task.oracle(states), states, self.step).float()
 
     def _present_policy(self, state: Tensor) -> PolicyOut:
-        """The policy as it is, at states of which many are the same."""
+        """The policy at states of which many are the same."""
         return self.policy(state, repeats=True)
 
     def _following_policy(self, state: Tensor) -> PolicyOut:
@@ -298,12 +298,12 @@ class Trainer:
 
     @property
     def oracle_calls(self) -> int:
-        """How often the oracle was asked about an object, so far."""
+        """Objects that the oracle has scored so far."""
         return int(self.calls.total())
 
     @property
     def stats(self) -> dict[str, Tensor]:
-        """The last noted iteration's statistics, per seed [S]; reading them is the one place where the device is waited for."""
+        """The last noted iteration's statistics, per seed [S]; nothing else in training waits for the device."""
         return dict(zip((*STATS, *self.objective.reports), self.raw_stats.cpu(), strict=True))
 
     # weights and state --------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A law over whole futures in bins: a mixture over residual paths, known step by step.
 
-    K components    L horizon    M bins    R windows    F factors (one a series, and one for series that were not there)
+    K components    L horizon    M bins    R windows    F factors (one per series, and one for series that were not there)
 Component k gives step t the bins' probabilities `table[t, k]`, independent of its other steps. The law of a path is the weighted mean over
 components of their products, so that its steps have the probabilities p(x_t | x_<t) = sum_k w_k(x_<t) table[t, k, x_t], with the weights
 multiplied by each step's probability once it is known: sums and marginals are exact, and dependence between steps comes from the weights.
@@ -33,7 +33,7 @@ class Paths(NamedTuple):
     def start(self, series: Tensor, origin: Tensor) -> Tensor:
         """Log-weights [..., K] before the first step; a component whose target overlaps the window's own is left out.
 
-        It would tell the truth that is to be learned. Where all would be left out, none is.
+        It would give away the target. Where all would be left out, none is.
         """
         reach = len(self.table)
         same = (self.series == series.unsqueeze(-1)) & ((self.origin - origin.unsqueeze(-1)).abs() < reach)

@@ -375,7 +375,7 @@ class Series(Conditioned):
         if self.paths is not None:
             which = self.windows.series[row.to(self.windows.series.device)].clamp(max=len(self.paths.factor) - 1)
             made = torch.empty_like(value)
-            for k in which.unique().tolist():  # a factor a row would take far more memory than the rows
+            for k in which.unique().tolist():  # a factor per row would take far more memory than the rows
                 here = which == k
                 made[here] = value[here] @ self.paths.factor[k].T
             value = made

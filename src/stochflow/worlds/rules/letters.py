@@ -25,7 +25,7 @@ def is_nucleic(alphabet: str) -> bool:
 
 
 def stands_for(letter: str, alphabet: str) -> str:
-    """The letters of the alphabet that this letter of a pattern stands for; "" if it means nothing there."""
+    """The letters of the alphabet that this letter of a pattern stands for; "" if it stands for none."""
     if letter == ".":
         return alphabet
     if is_nucleic(alphabet):

@@ -72,7 +72,7 @@ class Charge(Summed):
 
 @dataclass(frozen=True)
 class Hydrophobicity(Summed):
-    """Mean hydrophobicity over the residues. `scale`: "kyte-doolittle", or (letter, value) pairs; rounded to `step` a residue."""
+    """Mean hydrophobicity over the residues. `scale`: "kyte-doolittle", or (letter, value) pairs; rounded to `step` per residue."""
 
     low: float
     high: float

@@ -1,4 +1,4 @@
-"""Rules from a TOML file: one table a rule, or a list of tables where a kind of rule is used more than once."""
+"""Rules from a TOML file: one table per rule, or a list of tables where a kind of rule is used more than once."""
 
 from __future__ import annotations
 
