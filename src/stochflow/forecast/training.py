@@ -165,7 +165,7 @@ class Targets(Source):
 class Forecasts(OnPolicy):
     """The policy's own forecasts of random windows."""
 
-    def __init__(self, task: Task, policy: Any, rows: Tensor, batch: int, explore: float = 0.05):
+    def __init__(self, task: Task, policy: Policy, rows: Tensor, batch: int, explore: float = 0.05):
         super().__init__(task, policy, batch, explore)
         self.allowed = rows
 

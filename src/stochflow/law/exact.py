@@ -269,7 +269,7 @@ def law_from_moves(graph: Graph, log_move: Tensor) -> Tensor:
     return law_from_log_pi(graph, Exact(), log_move)[0]
 
 
-def _seeds(policy: Any, seeds: int | None) -> int:
+def _seeds(policy: Callable[[Tensor], Any], seeds: int | None) -> int:
     return int(getattr(policy, "num_seeds", 1)) if seeds is None else seeds
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stochflow.learn.evaluate import evaluate
+from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics, Known, remembered
 from stochflow.noise.thought_state import Augmented
 from stochflow.ops import masked_mean
@@ -28,7 +29,7 @@ NOISE_MOVES = 24  # moves up to which a table of the noise can be read
 
 
 @torch.no_grad()
-def residual_parts(task: Task, policy: Any, dynamics: Dynamics, traj: Trajectories) -> dict[str, Tensor]:
+def residual_parts(task: Task, policy: Policy, dynamics: Dynamics, traj: Trajectories) -> dict[str, Tensor]:
     """Means over the steps of a scored sample [S]: each part of ll_diff, and the root mean square of the whole (`ll_diff`).
 
     ll_diff = log F(s) + log pi + log P - log F(s') - log pi_B - log P_B of the detailed balance.

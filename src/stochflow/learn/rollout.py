@@ -11,6 +11,7 @@ from torch import Tensor
 from stochflow.nets.policy import Policy
 from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, zeros
 from stochflow.types import Explore, Fading, Task, Trajectories
+from stochflow.worlds.env import Env
 
 
 @torch.no_grad()
@@ -117,7 +118,7 @@ def _fresh(states: Tensor, actions: Tensor, moves: Tensor, alive: Tensor) -> Tra
     return Trajectories(states, actions, moves, alive, zeros(shape, moves.device), always(shape, moves.device))
 
 
-def _noise(env: Any, logits: Tensor) -> Callable[[int], Tensor]:
+def _noise(env: Env, logits: Tensor) -> Callable[[int], Tensor]:
     """The noise of each step's choice: drawn for all steps at once where that is not too much."""
     if env.horizon * logits.numel() > ALL_AT_ONCE:
         return lambda t: log_exponential(logits)
@@ -125,7 +126,7 @@ def _noise(env: Any, logits: Tensor) -> Callable[[int], Tensor]:
     return lambda t: drawn[t]
 
 
-def _coins(env: Any, logits: Tensor, explore: Tensor | float | None) -> Callable[[int], Tensor | None]:
+def _coins(env: Env, logits: Tensor, explore: Tensor | float | None) -> Callable[[int], Tensor | None]:
     """At each step [S, B], whether the policy chooses, and not uniform chance."""
     if explore is None:
         return lambda t: None
@@ -168,7 +169,7 @@ def backward_rollout(task: Task, policy: Policy, final: Tensor) -> Trajectories:
     return _reversed(env, torch.stack(back_states), torch.stack(back_moves), torch.stack(going), ends)
 
 
-def _reversed(env: Any, states: Tensor, moves: Tensor, going: Tensor, ends: Tensor) -> Trajectories:
+def _reversed(env: Env, states: Tensor, moves: Tensor, going: Tensor, ends: Tensor) -> Trajectories:
     """Time-reverse ragged backward walks: each row's walk of n steps fills forward times 0..n-1, then STOP if it needs one."""
     horizon = moves.shape[0]
     steps = going.sum(0)  # [S, B]

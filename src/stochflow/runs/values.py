@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from stochflow.errors import UserError
 from stochflow.learn import objectives
@@ -33,7 +33,6 @@ from stochflow.training.sources import Source
 from stochflow.types import Task
 from stochflow.worlds.env import Env
 
-Made = TypeVar("Made")
 MakeDynamics = Callable[[Env, Sequence[int]], Dynamics]
 MakeSource = Callable[[Task, Policy], Source]
 
@@ -107,7 +106,7 @@ def _usable(name: str, value: Any) -> bool:
     return True
 
 
-def _made(name: str, kind: type[Made], function: Callable[..., Any], *given: Any) -> Made:
+def _made(name: str, kind: type, function: Callable[..., Any], *given: Any) -> Any:
     """What a function that was given as a value makes."""
     made = function(*given)
     if not isinstance(made, kind):

@@ -80,10 +80,10 @@ class Plan(NamedTuple):
     most: int
 
 
-def _plan(dynamics: Any, name: str) -> Plan:
-    device = dynamics.head.weight.device
+def _plan(dynamics: Dynamics, name: str) -> Plan:
+    device = dynamics.get_parameter("head.weight").device
     properties: Any = torch.cuda.get_device_properties(device)
-    _, features, hidden = dynamics.layers[0].weight.shape
+    _, features, hidden = dynamics.get_parameter("layers.0.weight").shape
     rows, most = features * hidden, shared_memory(device) // 4
     warps = min(WARPS, most // rows - 1) if name == "learn" else WARPS
     shared = (1 + warps) * rows if name == "learn" else rows
@@ -91,14 +91,14 @@ def _plan(dynamics: Any, name: str) -> Plan:
     return Plan(name, warps, 4 * shared, BLOCKS[name] * properties.multi_processor_count)
 
 
-def _kernel(dynamics: Any, plan: Plan) -> Kernel:
-    _, features, hidden = dynamics.layers[0].weight.shape
+def _kernel(dynamics: Dynamics, plan: Plan) -> Kernel:
+    _, features, hidden = dynamics.get_parameter("layers.0.weight").shape
     own = {"H": hidden, "FEATURES": features, "WARPS": plan.warps, "RESIDENT": RESIDENT}
     defines = world_defines(lowered(dynamics.env)) | own
-    return kernel("noise.cu", plan.name, defines, plan.shared, dynamics.head.weight.device)
+    return kernel("noise.cu", plan.name, defines, plan.shared, dynamics.get_parameter("head.weight").device)
 
 
-def _launch(dynamics: Any, name: str, traj: Trajectories, given: list[Any]) -> None:
+def _launch(dynamics: Dynamics, name: str, traj: Trajectories, given: list[Any]) -> None:
     plan = _plan(dynamics, name)
     steps, seeds, batch = traj.moves.shape
     piece = LENGTH if seeds * batch > FEW else LENGTH // 2

@@ -21,6 +21,7 @@ from stochflow.nets.policy import Policy
 from stochflow.ops import always, zeros
 from stochflow.types import Explore, Fading, Task, Trajectories
 from stochflow.worlds.channels import Exact, Slip
+from stochflow.worlds.env import Env
 
 WIDTHS = (16, 32, 64, 128, 256)  # of hidden layers and of the look-up table
 SMALL_HEAD = 32  # outputs whose weights are in shared memory
@@ -92,7 +93,7 @@ def network(policy: Policy) -> Network:
     return Network(one, two, head, table, features, hidden, outputs, columns, rows, width)
 
 
-def lowered(env: Any) -> Lowered:
+def lowered(env: Env) -> Lowered:
     """Of an environment that `why_not` accepts."""
     world = lower(env)
     assert world is not None
@@ -113,7 +114,7 @@ def traced_rows(policy: Policy, steps: int, batch: int) -> int:
     return steps * batch if known is None else len(known.states) + (steps - known.steps) * batch
 
 
-def why_not(task: Task, policy: Any) -> str | None:
+def why_not(task: Task, policy: Policy) -> str | None:
     """Which part of the environment, channel or network the kernel does not cover; None: it covers all."""
     world, channel = lower(task.env), task.channel
     if world is None:
@@ -127,7 +128,7 @@ def why_not(task: Task, policy: Any) -> str | None:
     return _why_not_network(world, policy)
 
 
-def _why_not_network(world: Lowered, policy: Any) -> str | None:
+def _why_not_network(world: Lowered, policy: Policy) -> str | None:
     mlp = inner_mlp(getattr(policy, "trunk", None))
     if type(policy) is not Policy or type(mlp) is not MLPTrunk or policy.encoder is not None:
         return "cuda covers networks of fully connected layers alone (mlp and lookup)"

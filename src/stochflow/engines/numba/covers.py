@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from stochflow.engines.base import Job, Request, first, unless
@@ -16,6 +14,7 @@ from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics, Neural
 from stochflow.ops import ALL_AT_ONCE
 from stochflow.worlds.channels import Slip
+from stochflow.worlds.env import Channel
 
 MOST = 1 << 20  # activations of a seed's step
 MOST_KEPT = 1 << 28  # activations of all layers, steps and seeds, should all rows be needed
@@ -46,7 +45,7 @@ def walks(request: Request) -> str | None:
     )
 
 
-def _fits(policy: Any, batch: int) -> str | None:
+def _fits(policy: Policy, batch: int) -> str | None:
     env, width, layers = policy.env, policy.trunk.width, len(inner_mlp(policy.trunk).layers)
     kept = policy.num_seeds * batch * (env.horizon + 1) * width * layers
     drawn = policy.num_seeds * batch * env.horizon * env.num_moves
@@ -116,6 +115,6 @@ def iterates(job: Job) -> str | None:
     )
 
 
-def known_ahead(channel: Any) -> bool:
+def known_ahead(channel: Channel) -> bool:
     """Whether what happens follows from random numbers drawn before the walk; else the channel is asked at every step."""
     return channel.exact or type(channel) is Slip

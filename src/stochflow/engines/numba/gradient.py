@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stochflow.engines.base import Job, Residuals, Rewards, Walk
+from stochflow.engines.flat import FlatParameters
 from stochflow.engines.numba.jit import FAR, Share, call, each_part, floats, in_parts, loop, part
 from stochflow.engines.numba.products import add, column_sums, outer, product, transpose
 from stochflow.engines.numba.rules import feature, legal
@@ -275,7 +276,7 @@ def feature_gradients(share, rules, count, inner):
 class Buffers:
     """The arrays of one gradient after the other, of a workspace and the parameters into which it goes."""
 
-    def __init__(self, space: Workspace, flat: Any):
+    def __init__(self, space: Workspace, flat: FlatParameters):
         self.flat, self.found, self.count = flat, _found(space), np.zeros(space.shape[0], dtype=np.int64)
         self.residuals = Residuals(torch.from_numpy(self.found.loss), torch.from_numpy(self.found.estimate))
         of, net, rows = {name: x.numpy() for name, x in flat.gradients.items()}, space.net, space.rows
@@ -317,7 +318,12 @@ def arguments(space: Workspace, paths: Paths, balance: Balance) -> Arguments:
 
 
 def balance_of(
-    objective: Objective, space: Workspace, log_reward: np.ndarray, by_number: bool, log_k: np.ndarray | None, flat: Any
+    objective: Objective,
+    space: Workspace,
+    log_reward: np.ndarray,
+    by_number: bool,
+    log_k: np.ndarray | None,
+    flat: FlatParameters,
 ) -> Balance:
     """The objective as loops read it; the workspace has buffers for these parameters from then on."""
     if space.found is None or space.found.flat is not flat:

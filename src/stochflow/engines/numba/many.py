@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stochflow.engines.base import Job, Schedule
+from stochflow.engines.lower import Lowered
 from stochflow.engines.numba import cache
 from stochflow.engines.numba.covers import iterates
 from stochflow.engines.numba.gradient import (
@@ -38,7 +40,7 @@ from stochflow.engines.numba.noise import (
     noise_forward,
     noise_gradient,
 )
-from stochflow.engines.numba.update import Update, rates, update
+from stochflow.engines.numba.update import State, Update, rates, update
 from stochflow.engines.numba.walk import NumbaTraces, Span, Workspace, draw, new_paths, walk
 from stochflow.types import Explore, Fading
 
@@ -62,7 +64,7 @@ class Head(NamedTuple):
 class Learned(NamedTuple):
     """What a learned model of the noise needs."""
 
-    rules: Any
+    rules: Lowered
     batch: Batch
     averaged: Model
     model: Model
@@ -72,7 +74,7 @@ class Learned(NamedTuple):
     gradient: Model
     losses: np.ndarray
     rates: np.ndarray
-    state: Any
+    state: State
 
 
 class Policies(NamedTuple):
@@ -84,7 +86,7 @@ class Policies(NamedTuple):
     head_gradient: Head
     gradient: Arguments
     rates: np.ndarray
-    state: Any
+    state: State
 
 
 @part
@@ -235,5 +237,5 @@ def many(job: Job, schedule: Schedule, most: int, policy: Update, noise: Update 
     return traces.many.run(schedule, min(most, traces.many.now))
 
 
-def _chance(explore: Any, step: float) -> float:
+def _chance(explore: Fading | Tensor | float, step: float) -> float:
     return explore.at(step) if isinstance(explore, Fading) else float(explore)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stochflow.engines.flat import FlatParameters
 from stochflow.engines.lower import Lowered, lower
 from stochflow.engines.numba.jit import FAR, Share, call, floats, in_parts, loop
 from stochflow.engines.numba.products import add, column_sums, dots, outer, product, transpose
 from stochflow.engines.numba.rules import feature, filled, legal, slot
-from stochflow.noise.dynamics import trainable_steps
+from stochflow.noise.dynamics import Dynamics, trainable_steps
 from stochflow.types import Trajectories
 
 
@@ -156,7 +158,7 @@ NOWHERE = np.empty((0, 0, 0, 0), dtype=np.float32)
 
 
 @torch.no_grad()
-def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> Tensor:
+def arrivals(dynamics: Dynamics, weights: Mapping[str, Tensor], traj: Trajectories) -> Tensor:
     """`Neural.arrivals` with these weights at all steps: [T, S, B, M], anything where no move was made."""
     batch, noise = _batch(traj), new_noise(dynamics, traj.moves.shape)
     out = np.empty((*batch.moves.shape, dynamics.env.num_moves), dtype=np.float32)
@@ -166,7 +168,7 @@ def arrivals(dynamics: Any, weights: dict[str, Tensor], traj: Trajectories) -> T
 
 
 @torch.no_grad()
-def learn(dynamics: Any, flat: Any, traj: Trajectories) -> Tensor:
+def learn(dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:
     """The gradient of each seed's `Neural.loss` into the `flat` parameters; the loss [S]."""
     rules, batch, noise = rules_of(dynamics), _batch(traj), new_noise(dynamics, traj.moves.shape)
     learns = np.ascontiguousarray(trainable_steps(dynamics.env, traj).numpy())
@@ -181,22 +183,22 @@ def learn(dynamics: Any, flat: Any, traj: Trajectories) -> Tensor:
     return torch.from_numpy(losses)
 
 
-def model_of(named: dict[str, Tensor]) -> Model:
+def model_of(named: Mapping[str, Tensor]) -> Model:
     names = "layers.0.weight", "layers.0.bias", "head.weight", "head.bias"
     return Model(*[named[name].detach().numpy() for name in names])
 
 
-def new_noise(dynamics: Any, shape: tuple[int, ...]) -> Noise:
+def new_noise(dynamics: Dynamics, shape: tuple[int, ...]) -> Noise:
     """Arrays for as many states as there are steps [T, S, B]."""
     steps, seeds, batch = shape
-    rows, (_, width, outs) = steps * batch, dynamics.head.weight.shape
+    rows, (_, width, outs) = steps * batch, dynamics.get_parameter("head.weight").shape
     slots = np.empty((seeds, 1 << (2 * rows - 1).bit_length()), dtype=np.int64)
     number, seen, row = (np.empty(x, dtype=np.int64) for x in ((seeds, rows), (seeds, rows, 2), (steps, seeds, batch)))
     hidden, table = (floats(seeds, rows, n) for n in (width, outs))
     return Noise(slots, number, row, seen, hidden, table, np.empty(seeds, dtype=np.int64))
 
 
-def rules_of(dynamics: Any) -> Lowered:
+def rules_of(dynamics: Dynamics) -> Lowered:
     rules = lower(dynamics.env)
     assert rules is not None
     return rules

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stochflow.engines.base import Request, Trace, Traces, Walk
 from stochflow.engines.flat import FlatParameters
@@ -24,6 +25,7 @@ from stochflow.nets.policy import Policy
 from stochflow.ops import always, pick, zeros
 from stochflow.types import Fading, Task, Trajectories
 from stochflow.worlds.channels import Slip
+from stochflow.worlds.env import Env
 
 FEW = 24  # a head of up to so many outputs is kept transposed;
 WIDE = 16  # a larger one is padded to a multiple of this
@@ -327,7 +329,7 @@ def _ask_channel(task: Task, seeds: int, given: tuple[Any, ...]) -> None:
 
 
 def draw(
-    task: Task, space: Workspace, explore: list[float] | None, count: int = 1, temper: Any = None
+    task: Task, space: Workspace, explore: list[float] | None, count: int = 1, temper: Tensor | float | None = None
 ) -> tuple[Draws, int | None]:
     """The random numbers of so many walks, each with its probability to `explore`, and the seed with which torch's generator goes on
     after the last (None: from where it is).
@@ -394,7 +396,7 @@ def _most_rows(world: World, batch: int) -> int:
     return sum(min(batch, size ** min(t, 62)) if append else batch for t in range(world.asked))
 
 
-def new_paths(env: Any, seeds: int, batch: int) -> Paths:
+def new_paths(env: Env, seeds: int, batch: int) -> Paths:
     shape, whole = (env.horizon, seeds, batch), (env.horizon + 1, seeds, batch)
     states, row, final = (np.empty(x, dtype=np.int64) for x in ((*whole, env.state_dim), whole, (seeds, batch)))
     actions, moves = np.empty((2, *shape), dtype=np.int64)
