@@ -49,8 +49,23 @@ def side_stream(index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(index)
 
 
+def recordable(device: torch.device) -> bool:
+    """Whether what runs there can be recorded."""
+    return device.type == "cuda"
+
+
+def recording() -> bool:
+    """Whether what runs now is being recorded."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def aside(fn: Callable[[], Any], device: torch.device, times: int = 1) -> None:
-    """Run `fn` on the side stream, so many times: a recording needs some before it, and the caller restores what they changed."""
+    """Run `fn` so many times, where it can be recorded on the side stream: a recording needs some runs before it, and the
+    caller restores what they changed."""
+    if not recordable(device):
+        for _ in range(times):
+            fn()
+        return
     stream = side_stream(torch.cuda.current_device() if device.index is None else device.index)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

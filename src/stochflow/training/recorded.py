@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from stochflow.engines.base import Walk
-from stochflow.engines.capture import WARM_UP, Captured, aside
+from stochflow.engines.capture import WARM_UP, Captured, aside, recordable, recording
 from stochflow.scores.rewards import Sharpening
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def recorded(trainer: Trainer, note: bool) -> list[Callable[[], object]]:
 
     device, source, calls = trainer.policy.device, trainer.source, trainer.calls
     still = source.static and not isinstance(trainer.task.reward, Sharpening)  # a recording holds their numbers
-    if device.type != "cuda" or not trainer.iteration.capture or not still:
+    if not recordable(device) or not trainer.iteration.capture or not still:
         return [whole]
     kept = trainer.state_dict()
     if source.scored or getattr(trainer.task.oracle, "on_device", False):
@@ -63,7 +63,7 @@ class OracleCalls:
     def count(self, score: torch.Tensor, ranks: int) -> None:
         """A batch with these scores on each of so many processes. (Recording a graph scores no object.)"""
         self.batch = score.numel() * ranks
-        if not (score.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not recording():
             self._batches += self.batch
 
     def add(self, objects: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stochflow.engines.base import Engine, Request, Traces, Walk
+from stochflow.engines.capture import recording
 from stochflow.engines.choose import Word, walk
 from stochflow.errors import UserError
 from stochflow.learn.buffer import Buffer, join
@@ -100,7 +101,7 @@ class OnPolicy(Source):
             return walk(request, self._word)
         if self.traces.keyed:
             self.key = self.key.to(policy.device)
-            if not torch.cuda.is_current_stream_capturing():  # a captured walk has new random numbers at every step
+            if not recording():  # a recorded walk has new random numbers at every step
                 self.key.random_(2**31 - 1)
             request = request._replace(key=self.key, step=step)
         return self._engine.walk(request)

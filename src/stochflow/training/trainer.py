@@ -211,11 +211,8 @@ class Trainer:
 
     def iterate(self, note: bool = True) -> None:
         """One iteration; on a GPU, from the second on, a replay of its CUDA graph."""
-        device = self.policy.device
-        if self.steps_done == 0 and device.type == "cuda":
-            aside(self._begin, device)  # on the stream of the capture: one workspace for products serves both
-        elif self.steps_done == 0:
-            self._begin()
+        if self.steps_done == 0:  # on a GPU, on the stream of the capture: one workspace for products serves both
+            aside(self._begin, self.policy.device)
         else:
             if note not in self._steps:
                 self._steps[note] = recorded(self, note)
