@@ -46,7 +46,8 @@ def ready(trainer: Any) -> bool:
     made = getattr(getattr(trainer, "_recording", None), "compiled", None)
     if made is not None:
         return made.kept is None or bool(made.look())
-    found = getattr(getattr(trainer.source, "trace", None), "many", None)
+    kept = getattr(trainer.source, "traces", None) or getattr(trainer.source, "trace", None)
+    found = getattr(kept, "many", None)
     return found is None or bool(getattr(found, "ready", True))
 
 
