@@ -277,12 +277,12 @@ def test_an_engine_that_is_asked_for_by_name_must_fit_or_says_why_not():
         make(engine="nmba")
 
 
-def test_the_choice_and_its_reasons_are_told():
+def test_the_choice_and_its_reasons_are_described():
     trainer = make(objective=FlowKL())
     assert trainer.engines.gradient.name == "eager"
     assert "FlowKL" in trainer.engines.sentence()
-    told = trainer.engines.describe()
-    assert set(told["operations"]) == {"walk", "gradient", "noise", "update"}
+    described = trainer.engines.describe()
+    assert set(described["operations"]) == {"walk", "gradient", "noise", "update"}
 
 
 def test_a_trace_is_of_no_use_after_the_weights_have_changed():
