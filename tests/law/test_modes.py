@@ -95,6 +95,9 @@ def test_five_strings(metric):
 def test_the_sources_name_and_convention():
     assert calculate_num_modes(FIVE, distance_threshold=2) == 2
     assert calculate_num_modes(FIVE, distance_threshold=0) == 4
+    letters = [list(s) for s in FIVE]  # the two-dimensional array that the listing computes with
+    assert calculate_num_modes(letters) == calculate_num_modes(np.array(letters)) == 2
+    assert calculate_num_modes(np.array(FIVE).astype("S")) == calculate_num_modes(np.array(letters).astype("S"), 2) == 2
     assert (
         calculate_num_modes(["ACGTACGT", "ACGTACGA", "TTTTTTTT"]) == 2
     )  # the sources' own code answers 1 to any list of strings

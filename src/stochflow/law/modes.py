@@ -33,7 +33,8 @@ def find_modes(
     The sequences are scanned by descending score, equal scores in alphabetic (token) order, whatever the order in which they
     are given; each that is at least `min_distance` from all modes before it is a mode.
 
-    `sequences` is a list of strings or an integer array or tensor [N, L]; `pad` is the token that fills up shorter rows.
+    `sequences` is a list of strings, or an array [N, L] of letters or whole numbers, or a tensor of these; `pad` is the token
+    that fills up shorter rows.
     Only sequences with score >= threshold can be modes. Of equal sequences the best-scored one speaks.
     """
     if metric not in ("hamming", "edit"):
@@ -192,20 +193,21 @@ def _rows(sequences: Any, pad: int | None) -> list[str]:
     if not isinstance(sequences, np.ndarray) and len(sequences) and isinstance(sequences[0], str):
         return list(sequences)
     tokens = np.asarray(sequences)
-    if tokens.dtype.kind in "US":
-        return [str(s) for s in tokens.reshape(-1)]
+    tokens = np.char.decode(tokens) if tokens.dtype.kind == "S" else tokens
+    if tokens.dtype.kind == "U" and tokens.ndim == 1:
+        return [str(s) for s in tokens]
     if tokens.size == 0:
         return [""] * len(tokens) if tokens.ndim == 2 else []
-    if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
+    if tokens.ndim != 2 or tokens.dtype.kind not in "iuU":
         raise UserError(
-            f"sequences are a list of strings or whole numbers of shape [N, L], but these have shape {tokens.shape} and type {tokens.dtype}"
+            f"sequences are a list of strings, or letters or whole numbers of shape [N, L], but these have shape {tokens.shape} and type {tokens.dtype}"
         )
     values, code = np.unique(tokens, return_inverse=True)
     if len(values) > 0xD800:
         raise UserError(f"the sequences use {len(values)} different tokens, but at most {0xD800} can be compared")
     code = code.reshape(tokens.shape).astype("<u4")
     texts = [row.tobytes().decode("utf-32-le") for row in code]
-    if pad is None or pad not in values:
+    if pad is None or values.dtype.kind == "U" or pad not in values:
         return texts
     return [t.replace(chr(int(np.searchsorted(values, pad))), "") for t in texts]
 
