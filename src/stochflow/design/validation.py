@@ -61,9 +61,15 @@ def grouped(texts: Sequence[str], least: int = FOLDS) -> tuple[np.ndarray, float
     A library around one or a few parents has fewer groups at `IDENTITY`: then only what is more alike is held together, down to
     sequences that differ in one letter; where even that leaves too few, each sequence is a group, and the identity is 1.
     """
+    found = groups_of(texts)
+    if len(np.unique(found)) >= least:
+        return found, IDENTITY
+    some = texts[:: max(1, len(texts) // 300)]
+    centre = some[int(distances(some, some).sum(1).argmin())]
+    order = np.argsort(-distances(texts, [centre])[:, 0], kind="stable")  # a parent last: it is near to all its mutants
     one_letter = 1 - 1 / max(map(len, texts))
-    for identity in sorted({IDENTITY, *(x for x in (0.9, 0.95, one_letter) if x > IDENTITY)}):
-        found = groups_of(texts, identity)
+    for identity in sorted({x for x in (0.9, 0.95, one_letter) if x > IDENTITY}):
+        found[order] = groups_of([texts[i] for i in order], identity)
         if len(np.unique(found)) >= least:
             return found, identity
     return np.arange(len(texts)), 1.0
