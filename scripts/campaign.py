@@ -16,6 +16,7 @@ import collections
 import contextlib
 import copy
 import io
+import itertools
 import json
 import os
 import platform
@@ -50,7 +51,21 @@ FLAGS = """steps batch lr objective seed seeds device net hidden layers heads ba
     simulate port every sied task trust saved help version""".split()
 SMALL = "--steps 1 --batch 2 --hidden 4 --quiet".split()
 TASKS = {"grid": ["--side", "3"], "gc": ["--length", "2"], "bits": ["--length", "8", "--modes", "2", "--net", "mlp"]}
+OTHERS = {  # other folders that are harmed, and what is then done with them
+    "design campaign": [["design", "status", "HERE"], ["design", "report", "HERE"], ["design", "propose", "HERE", "--batch", "4", "--model", "ridge"]],
+    "forecast folder": [["report", "HERE"], ["sample", "HERE", "-n", "2"], ["compare", "HERE", "HERE"]],
+    "sweep folder": [["sweep", "HERE", "--quiet", "--workers", "1"]],
+}  # fmt: skip
 FILES = ["config.json", "summary.json", "metrics.jsonl", "environment.json", "samples.csv", "samples.fasta", "law.npz", "checkpoints/best.safetensors", "checkpoints/step-00000002.safetensors"]  # fmt: skip
+
+
+LAB = "sequence,activity\n" + "".join(
+    f"{a}{b}{c}{a},{i * 37 % 19}.5\n" for i, (a, b, c) in enumerate(itertools.product("ACG", repeat=3))
+)
+SERIES = "unique_id,ds,y\n" + "".join(
+    f"{n},{2000 + m // 12}-{m % 12 + 1:02d}-01,{m % 12 + m * 7 % 5}.5\n" for n in "ab" for m in range(40)
+)
+FORECAST = "--horizon 3 --network off --origins 2 --samples 20 --quiet".split()
 
 
 class Case(NamedTuple):
@@ -93,7 +108,7 @@ def harmed(content: bytes, rng: random.Random) -> bytes:
     return bytes(new_content)
 
 
-# judging ----------------------------------------------------------------------------------------------------------
+# the outcome --------------------------------------------------------------------------------------------------------
 
 
 def command(words: list[str]) -> str:
@@ -177,6 +192,22 @@ def a_damaged_folder(rng: random.Random, place: Path) -> Case:
             return command([words[0], str(there), *words[1:]])
 
     return Case("damaged run folder", f"{name}, {len(content)} bytes, {words[0]}", run)
+
+
+def a_damaged_campaign(rng: random.Random, place: Path) -> Case:
+    """A file of a campaign, a forecast or a sweep harmed, then looked at or used."""
+    kind = rng.choice(list(OTHERS))
+    name = rng.choice([str(p.relative_to(place / kind)) for p in sorted((place / kind).rglob("*")) if p.is_file() and p.name != ".lock"])  # fmt: skip
+    words = rng.choice(OTHERS[kind])
+    content = harmed((place / kind / name).read_bytes(), rng)
+
+    def run() -> str:
+        with tempfile.TemporaryDirectory(dir=place) as folder:
+            there = Path(shutil.copytree(place / kind, Path(folder) / kind))
+            (there / name).write_bytes(content)
+            return command([str(there) if w == "HERE" else w for w in words])
+
+    return Case(f"damaged {kind}", f"{name}, {len(content)} bytes, {' '.join(words)}", run)
 
 
 def a_checkpoint(rng: random.Random, place: Path) -> Case:
@@ -318,8 +349,9 @@ def a_call(rng: random.Random, place: Path) -> Case:
 
 KINDS = [
     (a_command_line, 25),
-    (a_damaged_folder, 12),
-    (a_checkpoint, 18),
+    (a_damaged_folder, 10),
+    (a_damaged_campaign, 6),
+    (a_checkpoint, 14),
     (a_reader, 25),
     (a_configuration, 12),
     (a_call, 8),
@@ -344,6 +376,16 @@ def prepare(place: Path) -> None:
         raise SystemExit("the run that is to be harmed could not be made")
     command(["report", str(place / "run")])
     command(["sample", str(place / "run"), "-n", "2"])
+    (place / "lab.csv").write_text(LAB)
+    (place / "series.csv").write_text(SERIES)
+    for words in (
+        ["design", "new", str(place / "design campaign"), "--data", str(place / "lab.csv"), "--value", "activity"],
+        ["design", "propose", str(place / "design campaign"), "--batch", "4", "--model", "ridge"],
+        ["forecast", str(place / "series.csv"), "--out", str(place / "forecast folder"), *FORECAST],
+        ["sweep", "grid", *TASKS["grid"], *SMALL[:-1], "--grid", "lr=1e-3,3e-3", "--workers", "1", "--quiet", "--out", str(place / "sweep folder")],
+    ):  # fmt: skip
+        if (said := command(words)) != FINE:
+            raise SystemExit(f"what is to be harmed could not be made: {' '.join(words)}: {said}")
     logging.disable(logging.NOTSET)
 
 
@@ -355,7 +397,7 @@ def _out_of_time(*_: object) -> None:
     raise _Slow
 
 
-def judged(case: Case) -> str:
+def outcome_of(case: Case) -> str:
     """The outcome of one case in this process."""
     signal.signal(signal.SIGALRM, _out_of_time)
     signal.alarm(SECONDS)
@@ -390,7 +432,7 @@ def fuzz(cases: int, seed: int, together: int = 40) -> dict[str, Any]:
                     bad.append({"case": number, "kind": kind, "what": what[:300], "outcome": outcome})
                     print(f"{number}: {kind}: {outcome} <- {what[:160]!r}", flush=True)
             for left in place.iterdir():
-                if left.name != "run":
+                if left.name not in ("run", "lab.csv", "series.csv", *OTHERS):
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
     return {"cases": sum(counts.values()), "seed": seed, "kinds": dict(sorted(counts.items())), "bad": bad, "seconds": round(time.monotonic() - begun)}  # fmt: skip
 
@@ -412,7 +454,7 @@ def _in_child(numbers: list[int], seed: int, place: Path) -> list[tuple[int, str
                         case = Case("drawing", traceback.format_exc()[-300:], lambda: "it could not be drawn")
                     out.write(json.dumps([number, case.kind, case.what, None]) + "\n")
                     out.flush()
-                    out.write(json.dumps([number, case.kind, case.what, judged(case)]) + "\n")
+                    out.write(json.dumps([number, case.kind, case.what, outcome_of(case)]) + "\n")
                     out.flush()
         finally:
             os._exit(0)
@@ -460,17 +502,51 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+DESIGNS, FORECASTS = "design campaign", "forecast"
+
+
 def begin(name: str, folder: Path) -> None:
-    """What a user does who finds a run dead: resume it, or start it again where it had not even begun."""
+    """What a user does who finds it dead: go on with it, or start it again where it had not even begun."""
     from stochflow import train
     from stochflow.runs.experiment import resume
     from stochflow.runs.folder import is_run
 
+    if name == DESIGNS:
+        return rounds(folder)
+    if name == FORECASTS:
+        return forecast(folder)
     task, settings = RUNS[name]
     if is_run(folder):
         resume(folder, task=task)
     else:
         train(task, out=folder, **QUICK, **settings)
+    return None
+
+
+def rounds(folder: Path) -> None:
+    """A campaign of two rounds, gone on with from wherever it is."""
+    from stochflow.design.campaign import Campaign
+    from stochflow.design.settings import Ask
+
+    if not (folder / "campaign.json").exists():
+        Campaign.new(folder, "lab.csv")
+    made = Campaign.open(folder)
+    for number in (1, 2):
+        if len(made.store.rounds()) < number:
+            made.ask(4, Ask(model="ridge"))
+        if len(made.store.recordings()) <= number:
+            designs = [row["sequence"] for row in made.store.proposal(made.store.rounds()[number - 1])]
+            made.tell([{"sequence": s, "activity": float(s.count("G"))} for s in designs])
+
+
+def forecast(folder: Path) -> None:
+    """A forecast, which is there whole or not at all."""
+    from stochflow.forecast.command import forecast_command, is_forecast
+    from stochflow.forecast.config import Forecast
+
+    if not is_forecast(folder):
+        settings = Forecast(horizon=3, network="on", origins=1, samples=20, steps=4, seeds=1, hidden=8, window=8)
+        forecast_command(settings, "series.csv", folder)
 
 
 def _forked(work: Callable[[], None], dies: Callable[[int], None] | None = None) -> int:
@@ -495,6 +571,9 @@ def difference(folder: Path, reference: Path) -> str | None:
     import torch
 
     from stochflow.runs.folder import Run, load_checkpoint
+
+    if not (reference / "checkpoints").exists():
+        return _other_bytes(folder, reference)
 
     def held(run: Path) -> list[str]:  # a run that was stopped between two checkpoints keeps one of that moment
         older = {p.name for p in Run.open(run).checkpoints()[1:]}
@@ -521,8 +600,22 @@ def difference(folder: Path, reference: Path) -> str | None:
     return next((n for n in same if sorted((folder / n).read_bytes().split(b"\n")) != sorted((reference / n).read_bytes().split(b"\n"))), None)  # fmt: skip
 
 
+def _other_bytes(folder: Path, reference: Path) -> str | None:
+    """The first file that two campaigns or forecasts do not share, pictures left out."""
+
+    def held(place: Path) -> dict[str, bytes]:
+        return {
+            str(p.relative_to(place)): p.read_bytes()
+            for p in sorted(place.rglob("*"))
+            if p.is_file() and p.name != ".lock" and p.suffix not in (".png", ".html")
+        }
+
+    a, b = held(folder), held(reference)
+    return next((name for name in sorted({*a, *b}) if a.get(name) != b.get(name)), None)
+
+
 def at_a_write(rng: random.Random, passes: int) -> Callable[[], None]:
-    """From now on this process dies at one of its writes, renames, syncs and removals, or in the middle of one."""
+    """From now on this process dies just before one of its first `passes` syncs, renames, removals and truncations."""
     fatal, count = rng.randrange(passes), [0]
 
     def dying(real: Any) -> Any:
@@ -534,54 +627,88 @@ def at_a_write(rng: random.Random, passes: int) -> Callable[[], None]:
 
         return called
 
-    def install() -> None:
-        for name in ("replace", "fsync", "unlink", "truncate"):
-            setattr(os, name, dying(getattr(os, name)))
+    return partial(_wrap_writes, dying)
 
-    return install
+
+def _wrap_writes(wrapped: Callable[[Any], Any]) -> None:
+    for name in ("replace", "rename", "fsync", "unlink", "truncate"):
+        setattr(os, name, wrapped(getattr(os, name)))
+
+
+def writes_of(name: str, folder: Path) -> int:
+    """How often a run that nobody kills syncs, renames, removes and truncates; it is left in `folder`."""
+    note = folder.with_name("writes")
+
+    def counted(real: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with note.open("ab") as file:
+                file.write(b".")
+            return real(*args, **kwargs)
+
+        return called
+
+    def work() -> None:
+        _wrap_writes(counted)
+        begin(name, folder)
+
+    note.write_bytes(b"")
+    if _forked(work):
+        raise SystemExit(f"{name} does not run at all")
+    return note.stat().st_size
 
 
 def kills(count: int, seed: int, minutes: float) -> dict[str, Any]:
     """Kill runs and take them up again, until one ends: each end is compared with that of a run that nobody killed."""
     begun, ways, bad, done, finished = time.monotonic(), collections.Counter[str](), [], 0, 0
+    kinds = collections.Counter[str]()
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
         place = Path(folder)
         os.chdir(place)
         (place / "campaign_task.py").write_text(OWN)
         prepare(place)
+        names = [*RUNS, DESIGNS, FORECASTS]
         spans: dict[str, float] = {}
-        for name in RUNS:
+        writes: dict[str, int] = {}
+        (place / "whole").mkdir()
+        for name in names:
+            writes[name] = writes_of(name, place / "whole" / name)
             start = time.monotonic()
-            if _forked(partial(begin, name, place / "whole" / name)):
-                raise SystemExit(f"{name} does not run at all")
+            if _forked(partial(begin, name, place / "again")):
+                raise SystemExit(f"{name} does not run a second time")
             spans[name] = time.monotonic() - start
+            if found := difference(place / "again", place / "whole" / name):
+                raise SystemExit(f"{name} is not the same twice: {found}")
+            shutil.rmtree(place / "again")
         while done < count and time.monotonic() - begun < minutes * 60:
-            rng = random.Random(f"{seed} {done}")
-            name = rng.choice(list(RUNS))
+            rng = random.Random(f"{seed} {finished}")  # of the run: one that was quicker than its death is not tried again
+            name = rng.choice(names)
             out = place / "killed"
             for _ in range(rng.randrange(1, 4)):  # one run may die several times
-                way, status = one_death(name, out, rng, spans[name])
-                if status != 0:
-                    ways[way] += 1
-                    done += 1
+                way, status = one_death(name, out, rng, spans[name], writes[name])
+                if status == 0:
+                    break  # it has ended: there is nothing left to kill
+                ways[way] += 1
+                kinds[name] += 1
+                done += 1
             if _forked(partial(begin, name, out)) != 0:
-                bad.append({"run": name, "case": done, "what": "could not be taken up again"})
+                bad.append({"run": name, "case": finished, "what": "could not be taken up again"})
             elif found := difference(out, place / "whole" / name):
-                bad.append({"run": name, "case": done, "what": found})
-            finished += 1
-            if bad and bad[-1]["case"] == done:
+                bad.append({"run": name, "case": finished, "what": found})
+            if bad and bad[-1]["case"] == finished:
                 print(bad[-1], flush=True)
-            shutil.rmtree(out, ignore_errors=True)
-    return {"kills": done, "runs": finished, "seed": seed, "ways": dict(sorted(ways.items())), "bad": bad, "seconds": round(time.monotonic() - begun)}  # fmt: skip
+            finished += 1
+            for left in (out, *place.glob(".killed-*")):  # a forecast's unfinished folders
+                shutil.rmtree(left, ignore_errors=True)
+    return {"kills": done, "runs": finished, "seed": seed, "ways": dict(sorted(ways.items())), "kinds": dict(sorted(kinds.items())), "bad": bad, "seconds": round(time.monotonic() - begun)}  # fmt: skip
 
 
-def one_death(name: str, out: Path, rng: random.Random, span: float) -> tuple[str, int]:
+def one_death(name: str, out: Path, rng: random.Random, span: float, writes: int) -> tuple[str, int]:
     """Begin or go on with a run and kill it, in one way or another; the way, and its wait status (0: it was quicker)."""
     way = rng.choice(["at a write", "at a write", "SIGKILL", "SIGTERM", "SIGINT", "SIGINT twice"])
     if way != "at a write":
         after = rng.random() * span
         return way, _forked(partial(begin, name, out), lambda child: _strike(child, way, after))
-    install = at_a_write(rng, 45)
+    install = at_a_write(rng, writes)
 
     def doomed() -> None:
         install()
@@ -617,7 +744,7 @@ def disk(seed: int) -> dict[str, Any]:
         prepare(place)
         small = place / "small"
         small.mkdir()
-        for name in RUNS:
+        for name in [*RUNS, DESIGNS, FORECASTS]:
             _forked(partial(begin, name, place / "whole" / name))
             for pages in random.Random(seed).sample(range(1, 40), 8):
                 made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={pages * 4096}", "none", str(small)], capture_output=True, text=True)  # fmt: skip
@@ -656,6 +783,8 @@ def tables(results: dict[str, Any]) -> str:
     if killed:
         rows += ["| killed | times |", "| --- | --- |", *[f"| {way} | {n:,} |" for way, n in killed["ways"].items()]]
         rows += [f"| **all** | **{killed['kills']:,}** |", ""]
+        if kinds := killed.get("kinds"):
+            rows += ["| of them while it made | times |", "| --- | --- |", *[f"| {name} | {n:,} |" for name, n in kinds.items()], ""]  # fmt: skip
         ends = f"{killed['runs']:,} runs died these deaths; {len(killed['bad'])} of them ended otherwise than a run that nobody killed."
         rows += [" ".join(filter(None, (ends, killed.get("note")))), ""]
     if full:
@@ -698,7 +827,7 @@ def main() -> int:
             prepare(Path(folder))
             case = draw(asked.only, asked.seed, Path(folder))
             print(case.kind, repr(case.what))
-            print(judged(case))
+            print(outcome_of(case))
         return 0
     parts = {"fuzz": lambda: fuzz(asked.cases, asked.seed), "kills": lambda: kills(asked.count, asked.seed, asked.minutes), "disk": lambda: disk(asked.seed)}  # fmt: skip
     found = parts[asked.part]()
