@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +125,47 @@ def test_cells_in_two_processes_find_what_one_process_finds(tmp_path):
     grid = {"lr": [1e-3, 1e-2]}
     alone, together = sweep(BASE, grid, tmp_path / "a"), sweep(BASE, grid, tmp_path / "b", workers=2)
     assert [c.value for c in alone.cells] == [c.value for c in together.cells]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_a_sweep_that_is_killed_leaves_no_process_and_goes_on(tmp_path):
+    words = "sweep grid --grid lr=1e-3,1e-2 --steps 4000 --save-every 100 --workers 2 --quiet --out s".split()
+    env = {**os.environ, "PYTHONPATH": str(Path(sweeps.__file__).parents[2])}
+    command = subprocess.Popen([sys.executable, "-m", "stochflow", *words], cwd=tmp_path, env=env)
+    within(60, lambda: len(list(tmp_path.glob("s/*/checkpoints/step-*"))) >= 2)
+    cells = children_of(command.pid)
+    assert len(cells) >= 2
+    command.kill()
+    command.wait()
+    within(30, lambda: not any(runs(pid) for pid in cells))
+    made = read_sweep(tmp_path / "s")
+    reached = [Run.open(made.path / c.folder).load().step for c in made.cells]
+    assert all(0 < step < 4000 for step in reached), "each saved what it had"
+    assert [c.value is not None for c in sweep(made.base, made.grid, made.path).cells] == [True, True]
+
+
+def within(seconds: float, true) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.1)
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there; one that has ended and that nobody has asked about yet is not."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and ") Z " not in stat.read_text()
+
+
+def children_of(pid: int) -> list[int]:
+    """The spawned processes below one, without Python's own helper that keeps track of shared memory."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            parents[int(status.parent.name)] = int(status.read_text().partition("PPid:")[2].split()[0])
+    found = [child for child, parent in parents.items() if parent == pid]
+    return [c for c in found if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
 def test_a_grid_is_read_by_the_types_of_its_settings():

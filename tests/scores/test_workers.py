@@ -128,6 +128,39 @@ def test_an_oracle_that_a_worker_cannot_make_is_a_sentence_and_no_worker_that_di
 
 
 @pytest.mark.slow
+def test_workers_end_where_what_asks_them_is_killed(tmp_path):
+    """Each writes its number, and would wait for ever for the next question."""
+    (tmp_path / "numbered.py").write_text(
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        "from stochflow import Strings\nfrom stochflow.scores.oracles import Host\n"
+        "from stochflow.scores.workers import Remote\n"
+        "def score(texts):\n    Path(f'{os.getpid()}.pid').touch()\n    time.sleep(0.2)\n    return [1.0] * len(texts)\n"
+        "if __name__ == '__main__':\n"
+        "    Remote(Host(score, Strings('ACGT', 4)), 2).raw(['AAAA', 'CCCC', 'GGGG', 'TTTT'])\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    assert subprocess.run([sys.executable, "numbered.py"], cwd=tmp_path, env=env, timeout=100).returncode == -9
+    numbers = [int(p.stem) for p in tmp_path.glob("*.pid")]
+    assert numbers
+    end = time.monotonic() + 20
+    while any(alive(n) for n in numbers):
+        assert time.monotonic() < end, f"{numbers} still wait"
+        time.sleep(0.1)
+
+
+def alive(number: int) -> bool:
+    """Whether the process runs; one that has ended and that nobody has asked about yet does not."""
+    try:
+        os.kill(number, 0)
+        return ") Z " not in Path(f"/proc/{number}/stat").read_text()
+    except ProcessLookupError:
+        return False
+    except OSError:  # no /proc
+        return True
+
+
+@pytest.mark.slow
 @pytest.mark.extra
 def test_ray_is_sent_an_oracle_of_a_script():
     pytest.importorskip("ray")

@@ -6,6 +6,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent import futures
 from typing import Any
@@ -80,7 +82,24 @@ def _begin() -> None:
     """A worker is in a process group of its own, so that Ctrl-C reaches it through `stop` alone."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))  # idle: nothing to save
+    signal.signal(signal.SIGTERM, _idle)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _idle(number: int, frame: object) -> None:
+    os._exit(0)  # nothing to save
+
+
+def _end_with_parent() -> None:
+    """Where the sweep's own process is killed nobody tells its cells: they save what they have, and end."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    while signal.getsignal(signal.SIGTERM) is not _idle:  # training has its own handler until all is saved
+        time.sleep(0.1)
+    os._exit(0)
 
 
 @contextlib.contextmanager

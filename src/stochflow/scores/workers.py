@@ -8,8 +8,10 @@ died is asked again of another one.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -270,7 +272,16 @@ def _hold(payload: bytes) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends training between two iterations, not an answer half way
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _oracle(payload)
+
+
+def _end_with_parent() -> None:
+    """Where the training process is killed nobody tells its workers, and they would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _ready() -> UserError | None:
