@@ -10,6 +10,7 @@ defaults, asks and is told without taking over the loop, and keeps nothing that 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -23,8 +24,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from stochflow.errors import UserError, did_you_mean
 from stochflow.files.reading import Unreadable, read_json, shown
+from stochflow.runs import pools
 from stochflow.runs.config import Config, Train, UserTask, task_of, train_for
 from stochflow.runs.folder import is_run, write_json
+from stochflow.runs.pools import RunAll
 
 FORMAT = 1
 CELLS = 100_000
@@ -192,26 +195,37 @@ def sweep(
     if by and by not in LOWER + HIGHER:
         raise UserError(f'cells are not compared by "{by}"{did_you_mean(by, LOWER + HIGHER)}')
     made = _open(Sweep(Path(out), base, grid, trials, by, free=set(free) - set(grid)))
-    ranged = any(isinstance(v, Range) for v in grid.values())
     with _pool(workers, on) as run_all:
-        while True:
-            if ranged:
-                _propose(made, workers)
-            waiting = [c for c in made.cells if not c.done]
-            total = trials if ranged else len(made.cells)
-            if not waiting:
-                return made
-            made.save()
-            jobs = [(str(made.path / c.folder), made.config(c), made.free) for c in waiting]
-            interrupted = False
-            for place, found in run_all(jobs):
-                cell = waiting[place]
-                interrupted = interrupted or "interrupted" in found
-                _note(made, cell, found)
-                if tell is not None and "interrupted" not in found:
-                    tell(cell, total)
-            if interrupted:
-                raise KeyboardInterrupt(f"interrupted, everything saved: go on with `stochflow sweep {made.path}`")
+        try:
+            _run_all(made, run_all, workers, tell)
+        except KeyboardInterrupt:
+            task = f" --task {base.task.name}" if isinstance(base.task, UserTask) else ""
+            again = f"stochflow sweep {made.path}{task}"
+            raise KeyboardInterrupt(f"interrupted, everything saved: go on with `{again}`") from None
+    return made
+
+
+def _run_all(made: Sweep, run_all: RunAll, workers: int, tell: Callable[[Cell, int], None] | None) -> None:
+    """Run what is not finished, and where there are ranges what Optuna proposes next, until nothing is left."""
+    ranged = any(isinstance(v, Range) for v in made.grid.values())
+    while True:
+        if ranged:
+            _propose(made, workers)
+        waiting = [c for c in made.cells if not c.done]
+        total = made.trials if ranged else len(made.cells)
+        if not waiting:
+            return
+        made.save()
+        jobs = [(str(made.path / c.folder), made.config(c), made.free) for c in waiting]
+        interrupted = False
+        for place, found in run_all(jobs):
+            cell = waiting[place]
+            interrupted = interrupted or "interrupted" in found
+            _note(made, cell, found)
+            if tell is not None and "interrupted" not in found:
+                tell(cell, total)
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 def check_grid(grid: Grid, trials: int) -> list[str]:
@@ -329,9 +343,7 @@ def run_cell(folder: str, config: Config, free: Collection[str] = ()) -> dict[st
         return {"interrupted": True}
 
 
-def _pool(workers: int, on: str) -> Any:
-    from stochflow.runs import pools
-
+def _pool(workers: int, on: str) -> contextlib.AbstractContextManager[RunAll]:
     if on == "ray":
         return pools.on_ray(workers, run_cell)
     return pools.here(run_cell) if workers == 1 else pools.processes(workers, run_cell)
