@@ -11,7 +11,12 @@ import torch
 
 import stochflow
 from stochflow.errors import UserError
+from stochflow.law.verdict import remarks
+from stochflow.look.report.curves import score
+from stochflow.look.report.files import RunFiles
+from stochflow.look.report.pages import page as page_of
 from stochflow.runs import defaults
+from stochflow.runs.asked import best_of_many
 from stochflow.runs.config import Train
 from stochflow.runs.experiment import open_run, resume
 from stochflow.scores.oracles import Cached, Host, Spent
@@ -354,7 +359,7 @@ def test_a_lag_counts_and_sharpens_and_is_not_for_search(tmp_path):
         stochflow.train(task, out=tmp_path / "no", lag=1, search="population", **small())
 
 
-def test_a_found_reward_is_fixed_at_the_latest_after_half_of_the_budget(tmp_path):
+def test_a_found_reward_is_fixed_at_the_latest_after_three_quarters_of_the_budget(tmp_path):
     reward = Sharpening(nats=50.0, best=10, first=100, latest=150)
     feed(reward, [0.1] * 60 + [0.2] * 40, 0)
     feed(reward, [0.6] * 60, 100)  # the best moved, and yet
@@ -364,3 +369,36 @@ def test_a_found_reward_is_fixed_at_the_latest_after_half_of_the_budget(tmp_path
         stochflow.strings_task(Counting(), "ACGT", 30), out=tmp_path / "run", oracle_calls=300, **small(net="mlp")
     )
     assert done.summary["beta_frozen"]
+
+
+def test_the_report_says_what_was_asked_and_what_other_searches_find(tmp_path):
+    done = stochflow.train(
+        stochflow.strings_task(Counting(), "ACGT", 20),
+        out=tmp_path / "run",
+        oracle_calls=300,
+        beside="ga",
+        **small(net="mlp", eval_every=20),
+    )
+    said = remarks(done.summary)
+    assert [s for s in said if s.startswith("Target: R = exp(")]
+    assert [s for s in said if "random search with as many oracle calls" in s]
+    assert [s for s in said if s.startswith("Beside it, ga with as many oracle calls: best")]
+    run = RunFiles.read(tmp_path / "run")
+    looks = [r for r in run.rows if "top_asked" in r]
+    assert [r["step"] for r in looks[:-1]] == list(range(20, done.summary["step"], 20))  # as often as --eval-every says
+    assert all("distinct" in r for r in looks)
+    panel = score(run)
+    assert panel is not None
+    assert "mean of the 100 best asked" in panel.svg
+    page = page_of([run])
+    assert all(words.replace("'", "&#39;") in page for words in said)
+    assert "<td>asked</td>" in page
+
+
+def test_what_random_search_finds_is_estimated_from_few_random_objects():
+    torch.manual_seed(0)
+    scores = torch.randn(400, 48, dtype=torch.float64)
+    for calls, tolerance in ((200, 0.1), (2000, 0.35)):
+        found = torch.tensor([best_of_many(row, calls) for row in scores]).mean()
+        truth = torch.randn(40, calls).topk(100).values.mean()
+        assert float(found) == pytest.approx(float(truth), abs=tolerance)

@@ -74,12 +74,12 @@ def random_figures(oracle: Any, train: Train, at_the_door: bool) -> dict[str, fl
     return {
         "random_score": float(scores.mean()),
         "random_error": float(scores.std() / len(scores) ** 0.5),
-        "random_top": _best_of_many(scores, oracle.paid),
+        "random_top": best_of_many(scores, oracle.paid),
         "random_count": len(scores),
     }
 
 
-def _best_of_many(scores: Tensor, calls: int) -> float:
+def best_of_many(scores: Tensor, calls: int) -> float:
     """The mean of the 100 best of `calls` random objects, from a few of their scores [n]; an exponential tail beyond the best quarter."""
     share = min(1.0, BEST / max(1, calls))
     ordered = scores.sort(descending=True).values
