@@ -402,3 +402,14 @@ def test_what_random_search_finds_is_estimated_from_few_random_objects():
         found = torch.tensor([best_of_many(row, calls) for row in scores]).mean()
         truth = torch.randn(40, calls).topk(100).values.mean()
         assert float(found) == pytest.approx(float(truth), abs=tolerance)
+
+
+def test_what_would_only_fail_at_the_end_is_refused_at_the_door(tmp_path):
+    with pytest.raises(UserError, match="the rivals vary strings"):
+        stochflow.train("grid", out=tmp_path / "grid", steps=2, beside="ga")
+    oracle = Counting()
+    with pytest.raises(UserError, match="leaves nothing of --oracle-calls 100"):
+        stochflow.train(
+            stochflow.strings_task(oracle, "ACGT", 20), out=tmp_path / "run", oracle_calls=100, look=100, **small()
+        )
+    assert not (tmp_path / "run").exists()

@@ -17,8 +17,9 @@ from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
 from stochflow.scores.oracles import Host, Table
 from stochflow.scores.rewards import Power
+from stochflow.training.ahead import Ahead
 from stochflow.training.search.local import LocalSearch
-from stochflow.training.search.paths import code, legal_letters, ways_to
+from stochflow.training.search.paths import code, legal_letters, random_strings, ways_to
 from stochflow.training.search.pool import Pairs, Pool, apart
 from stochflow.training.search.population import Population, default_distance
 from stochflow.training.search.replay import RankBuffer, RankReplay
@@ -30,6 +31,7 @@ from stochflow.types import Task
 from stochflow.worlds.channels import Exact, Slip
 from stochflow.worlds.check import check_env
 from stochflow.worlds.grid import Corners, Grid
+from stochflow.worlds.rules import EditBudget, Rules
 from stochflow.worlds.strings import Strings
 
 
@@ -299,3 +301,35 @@ def test_a_dead_end_is_found_before_training_and_refused_at_the_first_object():
     with pytest.raises(UserError, match=r"ended at 'AC', state \[0, 1, 3, 3, 3\]"):
         oracle(torch.tensor([[0, 0, 0, 0, 0], [0, 1, 3, 3, 3]]))
     assert asked == []
+
+
+def test_random_strings_under_rules_are_uniform_among_those_that_meet_them():
+    """One change anywhere in a wild type is as likely in front as at the end."""
+    wild = "ACGTACGTAC"
+    env = Rules(EditBudget(wild, 1)).compile("ACGT", 10).env()
+    torch.manual_seed(0)
+    found = random_strings(env, Letters(4, 10, 10), 6200)
+    place = (found != env.encode([wild])).float().sum(0)
+    assert float((found != env.encode([wild])).sum(1).max()) == 1
+    assert torch.allclose(place, torch.full((10,), 600.0), atol=100)  # 31 strings, 200 times each
+
+
+def test_a_pool_of_an_earlier_version_is_read():
+    first, second = Pairs(3), Pairs(3)
+    first.note(torch.tensor([[0, 1, 2], [1, 1, 1]]), torch.tensor([0.0, 1.0]))
+    kept = first.state_dict()
+    kept["blame"] = kept.pop("only_low")
+    second.load_state_dict(kept)
+    assert torch.equal(second.only_low, first.only_low)
+
+
+def test_replay_by_rank_passes_on_that_its_source_asks():
+    """Batches in flight come with their scores: they are counted and sharpen the reward, replayed ones are not."""
+    task = strings()._replace(oracle=Host(lambda texts: [t.count("A") / 4 for t in texts], strings().env))
+    policy = Policy(task.env, MLP(8, 1))
+    inner = Ahead(OnPolicy(task, policy, 6), task, 1, torch.device("cpu"))
+    source = RankReplay(inner, RankBuffer(task.env, 20), 6, every=2)
+    trainer = Trainer(task, policy, Known(task.env, task.channel), LogVariance(), source)
+    trainer.train(6)
+    inner.settle()
+    assert trainer.oracle_calls == 3 * 6

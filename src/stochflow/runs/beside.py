@@ -14,6 +14,7 @@ from stochflow.law.measure import forked
 from stochflow.runs.asked import figures_of
 from stochflow.scores.oracles import Cached
 from stochflow.types import Task
+from stochflow.worlds.strings import Strings
 
 
 def rivals(words: str) -> list[str]:
@@ -25,6 +26,12 @@ def rivals(words: str) -> list[str]:
                 f"--beside {name}: there is no such rival{did_you_mean(name, RIVALS)}; take {', '.join(RIVALS)}"
             )
     return names
+
+
+def check_beside(words: str, env: Any) -> None:
+    """UserError, before anything is trained, where the rivals cannot build what this environment builds."""
+    if rivals(words) and not isinstance(env, Strings):
+        raise UserError(f"--beside {words}: the rivals vary strings, and {env!r} builds none: leave it out")
 
 
 def beside(task: Task, names: list[str], calls: int, seed: int, folder: Path, start: Tensor | None) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from stochflow.noise.dynamics import Known
 from stochflow.noise.thought_state import augment, step_memory
 from stochflow.runs import defaults, tasks
 from stochflow.runs.asked import best_asked, figures, known_objects, random_figures
+from stochflow.runs.beside import check_beside
 from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.cost import check_memory
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective, make_source
@@ -158,8 +159,13 @@ class Experiment:
         if t.thought_state:
             _say_memory(t, self.inner.env, self.device)
         check_memory(self.task, t, self.device.type == "cuda")
+        check_beside(t.beside, self.task.env)
         limit = t.oracle_calls if isinstance(self.task.oracle, TextOracle) else 0
         self.yardstick = Yardstick(self.task, self.device, t.look or look_size(limit, t.seeds), limit or None)
+        if limit and not self.yardstick.exact and t.look * t.seeds >= limit:
+            raise UserError(
+                f"--look {t.look} leaves nothing of --oracle-calls {limit} to learn from: make the look smaller"
+            )
         if isinstance(self.task.reward, Sharpening) and self.yardstick.exact:
             raise UserError(
                 "beta auto is for spaces that are too large to list, and this one is listed: give a number, such as beta=3"
