@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import stochflow
+from stochflow.cli.commands import main
 from stochflow.errors import UserError
 from stochflow.law.verdict import remarks
+from stochflow.look.health import diagnose
 from stochflow.look.report.curves import score
 from stochflow.look.report.files import RunFiles
 from stochflow.look.report.pages import page as page_of
@@ -413,3 +415,18 @@ def test_what_would_only_fail_at_the_end_is_refused_at_the_door(tmp_path):
             stochflow.strings_task(oracle, "ACGT", 20), out=tmp_path / "run", oracle_calls=100, look=100, **small()
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_the_default_run_of_a_long_task_that_ships_is_looked_at_to_its_end(tmp_path, capsys):
+    """Its beta is a word, `auto`: diagnostics and report read it as it is."""
+    out = tmp_path / "run"
+    words = f"train peptide --steps 12 --batch 24 --hidden 16 --layers 1 --net mlp --look 40 --eval-every 4 --out {out}"
+    assert main(words.split()) == 0
+    said = capsys.readouterr().out
+    assert "chose " in said
+    assert "Target: R = exp(" in said
+    run = RunFiles.read(out)
+    assert run.config.task.beta == "auto"
+    for count in range(len(run.rows) + 1):
+        diagnose(run.rows[:count], run.config.to_dict())
+    assert (out / "report.html").exists()
