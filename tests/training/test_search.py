@@ -230,6 +230,19 @@ def test_a_pool_keeps_the_best_and_the_best_at_a_distance():
     assert not bool(pool.known(objects + 4).any())
 
 
+def test_of_equal_scores_the_newest_stay_so_that_a_plateau_is_crossed():
+    torch.manual_seed(0)
+    objects = torch.randint(4, (120, 10)).unique(dim=0)
+    objects = objects[torch.randperm(len(objects))]
+    pool = Pool(10, 4, distance=6, niches=5, best=30)
+    for part in objects.split(10):
+        pool.note(part, torch.ones(len(part)))
+    latest = {tuple(row) for row in objects[-30:].tolist()}
+    assert sum(tuple(row) in latest for row in pool.objects.long().tolist()) == 30
+    pool.note(torch.full((1, 10), 1), torch.full((1,), 2.0))
+    assert float(pool.scores[0]) == 2.0  # a better one stays before all of them
+
+
 def test_pairs_seen_only_in_worthless_objects_are_avoided():
     """A forbidden pair is found out from scores alone."""
     torch.manual_seed(0)

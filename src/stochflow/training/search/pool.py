@@ -112,8 +112,9 @@ class Pool(Growing):
         objects, scores = objects[fresh], scores[fresh].float()
         self.pairs.note(objects, scores)
         self.asked = torch.cat([self.asked, code(objects)])[-REMEMBERED:].sort().values
-        objects = torch.cat([self.objects.long(), objects])
-        scores = torch.cat([self.scores, scores])
+        # the newest first among equal scores: a plateau is crossed by neutral changes, which would stop where its first members stay
+        objects = torch.cat([objects, self.objects.long()])
+        scores = torch.cat([scores, self.scores])
         order = scores.argsort(descending=True, stable=True)
         objects, scores = objects[order], scores[order]
         kept = apart(objects, self.distance, self.niches)

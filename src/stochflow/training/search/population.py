@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stochflow.errors import UserError
 from stochflow.learn.buffer import join
 from stochflow.nets.policy import Policy
-from stochflow.training.search.paths import free_letters, legal_letters, random_strings, ways_to
+from stochflow.training.search.paths import code, free_letters, legal_letters, random_strings, ways_to
 from stochflow.training.search.pool import Growing, Pool
 from stochflow.training.search.variation import KINDS, Letters, cross, vary
 from stochflow.training.sources import Source
@@ -68,6 +68,7 @@ class Breeder(Growing):
         chosen = pool.choose(around, n - climbing)
         self.kinds, self.limits = kinds[chosen], pool.scores[parents[chosen]]
         bred = self._bred(OVER * climbing)
+        bred = bred[~torch.isin(code(bred), code(around[chosen]))]
         made = torch.cat([around[chosen], bred[pool.choose(bred, climbing)]])
         return self._filled(made, torch.cat([around, bred]), n)
 
@@ -112,10 +113,14 @@ class Breeder(Growing):
         return made if free_letters(self.env) else legal_letters(self.env, made)
 
     def _filled(self, made: Tensor, others: Tensor, n: int) -> Tensor:
-        missing = n - len(made)
-        if missing <= 0:
+        """[n, L] `made` with others, or else random strings, after it: new ones, and repeated ones where those are not enough."""
+        if len(made) == n:
             return made
-        return torch.cat([made, others[torch.randint(len(others), (missing,))]])
+        for more in (others, random_strings(self.env, self.letters, OVER * n)):
+            more = more[~torch.isin(code(more), code(made))]
+            made = torch.cat([made, more[self.pool.choose(more, n - len(made))]])
+        repeated = made if len(made) else others
+        return torch.cat([made, repeated[torch.randint(len(repeated), (n - len(made),))]])
 
 
 def default_distance(length: int) -> int:
