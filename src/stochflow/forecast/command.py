@@ -174,9 +174,8 @@ def tilted_futures(forecaster: Forecaster, tilt: Tilt) -> tuple[dict[str, Any], 
     from stochflow.forecast import tilted
 
     if tilt.at_least is not None:
-        found, made = tilted.probability(
-            forecaster, tilt.score, tilt.at_least, tilt.series, None, None, 20_000, 100, None
-        )
+        session = tilted.Session(forecaster, tilt.score, tilt.series)
+        found, made = tilted.probability(session, tilt.at_least, draws=20_000, steps=100)
         figures = {"event": f"{tilt.name} >= {tilt.at_least:g}", "event_probability": found.value}
         figures |= {
             "event_low": found.low,

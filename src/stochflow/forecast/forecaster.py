@@ -393,7 +393,7 @@ class Forecaster:
         """
         from stochflow.forecast import tilted
 
-        return tilted.tilt(self, score, beta, series, frame, until, samples, steps, None)
+        return tilted.tilt(tilted.Session(self, score, series, frame, until), beta, samples, steps)
 
     def probability(
         self,
@@ -409,7 +409,7 @@ class Forecaster:
         """P(score(future) >= at_least) under this forecaster, with an interval, however rare it is."""
         from stochflow.forecast import tilted
 
-        return tilted.probability(self, score, at_least, series, frame, until, draws, steps, None)[0]
+        return tilted.probability(tilted.Session(self, score, series, frame, until), at_least, draws, steps)[0]
 
     def save(self, folder: str | Path) -> Path:
         """Write `model.safetensors` and `model.json` into a folder; nothing is pickled."""

@@ -83,9 +83,7 @@ class Tilted:
 class Session:
     """One window of a fitted forecaster, ready to be tilted; its policy's windows are put back at the end."""
 
-    def __init__(
-        self, forecaster: Forecaster, series: str | None, frame: Any, until: Any, score: Score, seed: int | None
-    ):
+    def __init__(self, forecaster: Forecaster, score: Score, series: str | None, frame: Any = None, until: Any = None):
         fitted = forecaster._need()
         tracks, stamps = forecaster._past(frame, until)
         names = [t.name for t in tracks]
@@ -111,8 +109,8 @@ class Session:
             made = env.unscale(z, states[..., 0]).numpy()
             return within(prior.restored(self.track, ends, made[None]), limit)[0]
 
-        self.forecaster, self.fitted, self.trained = forecaster, fitted, fitted.task.env
-        self.seed = forecaster.settings.seed if seed is None else seed
+        self.levels, self.fitted, self.trained = forecaster.settings.levels, fitted, fitted.task.env
+        self.seed = forecaster.settings.seed
         self.env = env
         self.tilting = Tilting(env, fitted.policy, values, score, seed=self.seed)
 
@@ -134,11 +132,8 @@ class Session:
         self.fork.__exit__(*problem)
 
 
-def tilt(
-    forecaster: Forecaster, score: Score, beta: float, series: str | None, frame: Any, until: Any, samples: int, steps: int, seed: int | None
-) -> Tilted:  # fmt: skip
+def tilt(session: Session, beta: float, samples: int, steps: int) -> Tilted:
     """See `Forecaster.tilt`."""
-    session = Session(forecaster, series, frame, until, score, seed)
     with session as tilting:
         tilting.to(beta, steps)
         drawn = tilting.draws(max(4 * samples, 4000))
@@ -146,14 +141,11 @@ def tilt(
         w = torch.from_numpy(np.exp(log - log.max()))
         chosen = torch.multinomial(w / w.sum(), samples, replacement=True).numpy()
         own = drawn.paths[: drawn.made[0]]
-    return Tilted(session.name, beta, drawn.paths[chosen], own, drawn, session.stamps, forecaster.settings.levels)
+    return Tilted(session.name, beta, drawn.paths[chosen], own, drawn, session.stamps, session.levels)
 
 
-def probability(
-    forecaster: Forecaster, score: Score, at_least: float, series: str | None, frame: Any, until: Any, draws: int, steps: int, seed: int | None
-) -> tuple[Probability, Tilted]:  # fmt: skip
+def probability(session: Session, at_least: float, draws: int, steps: int) -> tuple[Probability, Tilted]:
     """See `Forecaster.probability`; and the futures in which the event happens."""
-    session = Session(forecaster, series, frame, until, score, seed)
     with session as tilting:
         tilting.reach(at_least, steps)
         drawn = tilting.draws(draws)
@@ -166,4 +158,4 @@ def probability(
             else np.zeros(0, dtype=np.int64)
         )
         own = drawn.paths[: drawn.made[0]]
-    return found, Tilted(session.name, 0.0, drawn.paths[chosen], own, drawn, session.stamps, forecaster.settings.levels)
+    return found, Tilted(session.name, 0.0, drawn.paths[chosen], own, drawn, session.stamps, session.levels)
