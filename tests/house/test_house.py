@@ -98,6 +98,36 @@ def test_a_wheel_holds_every_kernel_and_data_file(tmp_path):
     assert wanted - held == set()
 
 
+def sources():
+    """Every module of the package: its path in the package, and its syntax tree."""
+    package = Path(stochflow.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        yield path.relative_to(package).as_posix(), ast.parse(path.read_text())
+
+
+def test_no_function_takes_more_than_eight_parameters():
+    """What belongs together is a value; `self` is not counted, nor are settings that stand as fields of a dataclass."""
+    found = {}
+    for name, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                given = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                found[f"{name}:{node.name}"] = len([a for a in given if a not in ("self", "cls")])
+    assert {name: count for name, count in found.items() if count > 8} == {}
+
+
+def test_only_engines_know_engines():
+    """All others know the interface: what is asked for, who is chosen, the flat parameters, what is recorded."""
+    known = {"base", "choose", "capture", "flat"}
+    allowed = {"cli/doctor.py": {"numba"}}  # where compiled code is kept
+    for name, tree in sources():
+        if name.startswith("engines/"):
+            continue
+        imported = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+        parts = {m.split(".")[2] for m in imported if m.startswith("stochflow.engines.")}
+        assert parts - known <= allowed.get(name, set()), name
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="nonsense"):
         _ = stochflow.nonsense
