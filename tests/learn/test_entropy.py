@@ -58,10 +58,15 @@ def test_ratio_lies_between_one_and_one_over_gamma(high, low, gamma):
     assert r == pytest.approx(min(max(exact, 1), 1 / gamma), rel=1e-12)
 
 
+def test_numbers_and_vectors_at_hand_do_as_well():
+    at_hand = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert (float(entropy_high(at_hand)), float(entropy_low(at_hand))) == pytest.approx((0.4, 0.2))
+    assert float(entropy_ratio(0.8, 0.2, 0.5)) == pytest.approx(1.6, rel=1e-4)
+
+
 def test_ratio_limits_monotonicity_and_scale():
     high, low = torch.tensor(0.9, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
     assert float(entropy_ratio(high, low, 1.0)) == 1
-    assert float(entropy_ratio(0.8, 0.2, 0.5)) == pytest.approx(1.6, rel=1e-4)  # plain numbers do as well
     assert float(entropy_ratio(high, high, 0.3)) == pytest.approx(1, abs=1e-12)
     assert float(entropy_ratio(high, low, 1e-9)) == pytest.approx((0.9 + 1e-6) / (0.3 + 1e-6), rel=1e-6)
     by_gamma = [float(entropy_ratio(high, low, g)) for g in np.linspace(0.01, 1, 50)]

@@ -50,8 +50,13 @@ def normalised_entropy(entropy: Tensor, choices: Tensor) -> Tensor:
 
 @torch.no_grad()
 def entropy_high(entropy: Tensor, where: Tensor | None = None, *, per_step: bool = False, q: float = HIGH) -> Tensor:
-    """The upper quantile of the entropies [T, S, B] that count: [S], or [T, S] `per_step`; 0 where none counts."""
+    """The upper quantile of the entropies [T, S, B] that count: [S], or [T, S] `per_step`; 0 where none counts.
+
+    Fewer dimensions are one seed's: of entropies [N] at hand it is [1].
+    """
     where = torch.ones_like(entropy, dtype=torch.bool) if where is None else where
+    if entropy.dim() < 3:
+        entropy, where = entropy.reshape(1, 1, -1), where.reshape(1, 1, -1)
     if per_step:
         return masked_quantile(entropy.movedim(2, 0), where.movedim(2, 0), q)
     seeds = entropy.shape[1]
