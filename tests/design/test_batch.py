@@ -67,5 +67,13 @@ def test_acquisitions_are_their_formulas():
     assert np.array_equal(Thompson(5)(p, 0.3), p.draws[1])
     drawn = p.mean + p.sd * rng.normal(size=(400_000, 3))
     assert np.allclose(ExpectedImprovement()(p, 0.3), np.maximum(drawn - 0.3, 0).mean(0), atol=3e-3)
+    near = Prediction(np.linspace(-5, 3, 81), np.full(81, 0.2), np.zeros((1, 81)))
+    kind, worth = ExpectedImprovement(), ExpectedImprovement()(near, 0.3)
+    assert np.allclose(kind.log(near, 0.3)[worth > 1e-14], np.log(worth[worth > 1e-14]), rtol=1e-5)
+    far = Prediction(np.array([-1.0, -1.1, -3.0, -1e6]), np.full(4, 1e-3), np.zeros((1, 4)))
+    found = kind.log(far, 0.3)
+    assert np.isfinite(found).all()
+    assert (np.diff(found) < 0).all()
+    assert found[0] == pytest.approx(-0.5 * 1300**2 - 0.5 * np.log(2 * np.pi) - 2 * np.log(1300) + np.log(1e-3))
     with pytest.raises(UserError, match="acquisition"):
         acquisition("ubc")

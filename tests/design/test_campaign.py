@@ -99,6 +99,17 @@ def test_minimising_finds_the_other_end(lab, tmp_path):
     assert np.mean([score(r["sequence"]) for r in low]) < np.mean([score(r["sequence"]) for r in high]) - 0.3
 
 
+def test_a_small_batch_far_below_the_best_is_no_random_one(tmp_path):
+    """Expected improvement over a value that the model cannot reach is too small for a float everywhere, and still has an order."""
+    lines = [f"{t},{t.count('G') + 0.01 * (i % 3)}" for i, t in enumerate(TEXTS)]
+    outlier = [f"AAAAA{c},{60 + i}" for i, c in enumerate("ACGT")]
+    (tmp_path / "lab.csv").write_text("\n".join(["seq,activity", *lines, *outlier]) + "\n")
+    campaign = Campaign.new(tmp_path / "plates", tmp_path / "lab.csv")
+    campaign.ask(4, Ask(model="ridge", acquisition="ei"))
+    expected = json.loads((tmp_path / "plates/rounds/001/done.json").read_text())["expected"]
+    assert expected["this plate"] > expected["genetic algorithm"]
+
+
 def test_a_loop_in_python_improves(lab, tmp_path):
     campaign = Campaign.new(tmp_path / "plates", lab)
     begun = campaign.best()["activity"]["value"]
@@ -227,6 +238,12 @@ def test_a_word_that_python_gives_is_checked_too(lab, tmp_path):
         with pytest.raises(UserError, match=said):
             campaign.ask(4, how)
     assert campaign.store.rounds() == []
+    for nothing in ([], None, 5, ["ACGT"]):
+        with pytest.raises(UserError, match="no rows to record"):
+            campaign.tell(nothing)
+    (tmp_path / "odd.csv").write_text(lab.read_text().replace("activity", "status"))
+    with pytest.raises(UserError, match='cannot be called "status"'):
+        Campaign.new(tmp_path / "odd", tmp_path / "odd.csv")
 
 
 def test_what_is_known_of_repeats_and_directions_is_said(tmp_path, capsys):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import erfcx, ndtr
 
 from stochflow.design.surrogates import Prediction
 from stochflow.errors import UserError, did_you_mean
@@ -51,6 +51,24 @@ class ExpectedImprovement:
         z = (p.mean - best) / sd
         return sd * (z * ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
 
+    def log(self, p: Prediction, best: float) -> np.ndarray:
+        """Its logarithm, finite where the value itself is too small for a float: strings far below `best` keep their order.
+
+        For z < -1, log(z Phi(z) + phi(z)) = -z^2/2 - log(2 pi)/2 + log(1 - sqrt(pi/2) |z| erfcx(|z| / sqrt 2)), whose last
+        term tends to -2 log |z| (Ament et al. 2023).
+        """
+        sd = np.maximum(p.sd, 1e-12)
+        z = (p.mean - best) / sd
+        near = np.maximum(z, -1.0)
+        far = np.minimum(z, -1.0)
+        middle = np.maximum(far, -1e4)
+        log_near = np.log(near * ndtr(near) + np.exp(-0.5 * near**2) / np.sqrt(2 * np.pi))
+        rest = np.log1p(-np.sqrt(np.pi / 2) * -middle * erfcx(-middle / np.sqrt(2)))
+        rest = np.where(far > -1e4, rest, -2 * np.log(-far))
+        log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + rest
+        found: np.ndarray = np.log(sd) + np.where(z > -1.0, log_near, log_far)
+        return found
+
 
 @dataclass(frozen=True)
 class Thompson:
@@ -88,3 +106,8 @@ def log_target(values: np.ndarray, kind: Acquisition) -> np.ndarray:
     if isinstance(kind, ExpectedImprovement):
         return np.log(np.maximum(values, 1e-300))
     return values
+
+
+def on_its_scale(kind: Acquisition, p: Prediction, best: float) -> np.ndarray:
+    """`log_target` of the acquisition itself, without the loss of what is too small for a float."""
+    return kind.log(p, best) if isinstance(kind, ExpectedImprovement) else kind(p, best)

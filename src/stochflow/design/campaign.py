@@ -24,6 +24,8 @@ from stochflow.design.store import FAILED, OK, Row, Store, as_csv, as_json, lock
 from stochflow.errors import UserError
 from stochflow.files.reading import read_bytes
 
+KEPT = frozenset(("id", "sequence", "round", "status", "made", "recording"))  # columns of every recording
+
 
 class Campaign:
     """A campaign folder. `ask` and `tell` are all that a loop needs; everything they do is on the disk when they return."""
@@ -223,6 +225,9 @@ def _settings(found: Data, about: About, columns: Sequence[Column]) -> Settings:
         raise UserError(f"--length {low} {high} must be two numbers from 1 to {LONGEST}, the smaller one first")
     if not 2 <= len(found.alphabet) == len(set(found.alphabet)) <= 128:
         raise UserError(f"--alphabet {found.alphabet[:60]!r} must name 2 to 128 letters, each once")
+    kept = sorted(KEPT & {c.name for c in columns})
+    if kept:
+        raise UserError(f'a measured column cannot be called "{kept[0]}", which a campaign keeps for itself: rename it')
     wild = spelt(about.wild_type.strip(), found.alphabet)
     if wild and not set(wild) <= set(found.alphabet):
         raise UserError(
@@ -276,7 +281,10 @@ def _content(frame: Any) -> tuple[str, bytes]:
         out = io.StringIO()
         frame.to_csv(out, index=False)
         return "table.csv", out.getvalue().encode()
-    rows = [dict(r) for r in frame]
+    try:
+        rows = [dict(r) for r in frame]
+    except (TypeError, ValueError):
+        rows = []
     if not rows:
         raise UserError("there are no rows to record: give a CSV file, a table or a list of dictionaries")
     return "table.csv", as_csv(rows)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stochflow.design import batch as batches
-from stochflow.design.acquisition import ExpectedImprovement, Thompson, acquisition, log_target
+from stochflow.design.acquisition import ExpectedImprovement, Thompson, acquisition, on_its_scale
 from stochflow.design.data import Measured
 from stochflow.design.features import nearest
 from stochflow.design.generate import Candidates, Effort
@@ -184,7 +184,7 @@ def _scorer(settings: Settings, scale: Scale, believed: Believed, plan: Plan, as
 
     def score(texts: Sequence[str]) -> np.ndarray:
         found = believed.predict(texts)
-        value = log_target(kind(combined(settings.columns, scale, found, plan.preference), best), kind)
+        value = on_its_scale(kind, combined(settings.columns, scale, found, plan.preference), best)
         if limits:
             widths = [
                 part.best.calibration.width(p.sd / max(part.best.calibration.stretch, 1e-12))
