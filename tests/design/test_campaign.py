@@ -110,6 +110,18 @@ def test_a_small_batch_far_below_the_best_is_no_random_one(tmp_path):
     assert expected["this plate"] > expected["genetic algorithm"]
 
 
+def test_a_plate_close_to_what_is_known_is_full(tmp_path):
+    """The best strings are far away; those one letter from the data, of which there are enough, must not be crowded out."""
+    texts = [t for t in TEXTS if "G" not in t][:12]
+    (tmp_path / "lab.csv").write_text("seq,y\n" + "".join(f"{t},{3 * t.count('C') + len(set(t))}\n" for t in texts))
+    campaign = Campaign.new(tmp_path / "plates", tmp_path / "lab.csv")
+    rows = campaign.ask(90, Ask(model="ridge", max_distance=1))
+    assert len(rows) == 90
+    assert {r["distance"] for r in rows} == {1}
+    with pytest.raises(UserError, match="are more than 0 letters"):
+        campaign.ask(4, Ask(model="ridge", max_distance=0))
+
+
 def test_a_loop_in_python_improves(lab, tmp_path):
     campaign = Campaign.new(tmp_path / "plates", lab)
     begun = campaign.best()["activity"]["value"]

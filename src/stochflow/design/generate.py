@@ -16,6 +16,7 @@ from stochflow.worlds.strings import Strings
 
 LISTED = 1 << 17  # finished strings that are listed
 Score = Callable[[Sequence[str]], np.ndarray]  # texts -> the acquisition, larger is better
+Near = Callable[[Sequence[str]], np.ndarray]  # texts -> bool: near enough to what is known
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Candidates:
     notes: list[str] = field(default_factory=list)
     beta: float = 1.0
     broke: int = 0  # different texts that were drawn but break a rule
+    far: int = 0  # texts that are too far from what is known
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def listed_texts(env: Strings, accepts: Callable[[str], bool]) -> list[str] | No
 
 
 def listed(texts: list[str], score: Score, count: int, seed: int) -> Candidates:
+    if not texts:
+        return Candidates([], np.zeros(0), [])
     value = score(texts)
     beta = sharpness(value, count)
     noise = -np.log(-np.log(np.random.default_rng(seed).random(len(texts)).clip(1e-300)))

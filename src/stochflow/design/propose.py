@@ -12,7 +12,7 @@ from stochflow.design import batch as batches
 from stochflow.design.acquisition import ExpectedImprovement, Thompson, acquisition, on_its_scale
 from stochflow.design.data import Measured
 from stochflow.design.features import nearest
-from stochflow.design.generate import Candidates, Effort
+from stochflow.design.generate import Candidates, Effort, Near
 from stochflow.design.model import Model
 from stochflow.design.objectives import Scale, chance_met, combined, preferences, utility
 from stochflow.design.offers import candidates_for
@@ -72,19 +72,22 @@ def propose(
     scores = [_scorer(settings, scale, believed, plan, ask, known.measured) for plan in every]
     limit = max(2, model.reach) if ask.max_distance is None else ask.max_distance
     scores = [_near(score, known.measured.sequences, limit) for score in scores]
+
+    def near(texts: Sequence[str]) -> np.ndarray:
+        return nearest(texts, known.measured.sequences)[1] <= limit
+
     effort = Effort(steps=ask.steps, sampler=ask.sampler)
     counts = [p.count for p in plans]
-    offers = candidates_for(space.env, space.accepts, scores, contexts, start, counts, effort, seed)
+    offers = candidates_for(space.env, space.accepts, scores, contexts, start, counts, effort, seed, near)
     for plan, part in zip(plans, offers, strict=True):
-        part, dropped = _within(part, known.measured.sequences, limit)
+        part = _within(part, near)
         chosen = batches.spread(part.texts, part.value, plan.count, ask.min_distance, excluded | set(taken), taken)
-        chosen.lost[f"are more than {limit} letters from every measured sequence"] = dropped
+        chosen.lost[f"are more than {limit} letters from every measured sequence"] = part.far
         chosen.lost["break a rule"] = part.broke
-        left = f"; {space.summary}" if space.rules is not None else ""
-        notes += [
-            *part.notes,
-            *([chosen.sentence(len(part.texts) + dropped + part.broke) + left] if chosen.short else []),
-        ]
+        notes += part.notes
+        if chosen.short:
+            left = f"; {space.summary}" if space.rules is not None else ""
+            notes.append(chosen.sentence(len(part.texts) + part.far + part.broke) + left)
         distances.append(chosen.distance)
         for i in chosen.chosen:
             made.append((part.texts[i], plan, part.source[i], float(part.value[i])))
@@ -137,12 +140,11 @@ def _near(score: Any, known: Sequence[str], limit: int) -> Any:
     return limited
 
 
-def _within(part: Candidates, known: Sequence[str], limit: int) -> tuple[Candidates, int]:
-    """The candidates within the limit, and how many were not."""
-    near = np.flatnonzero(nearest(part.texts, known)[1] <= limit)
-    texts, source = [part.texts[i] for i in near], [part.source[i] for i in near]
-    kept = replace(part, texts=texts, value=part.value[near], source=source)
-    return kept, len(part.texts) - len(near)
+def _within(part: Candidates, near: Near) -> Candidates:
+    """The candidates that are near; the others are counted."""
+    at = np.flatnonzero(near(part.texts))
+    texts, source = [part.texts[i] for i in at], [part.source[i] for i in at]
+    return replace(part, texts=texts, value=part.value[at], source=source, far=part.far + len(part.texts) - len(texts))
 
 
 def _goals(settings: Settings, plans: Sequence[Plan], seed: int) -> tuple[list[Plan], np.ndarray]:
