@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from stochflow.forecast import Forecaster, covariates, location, prior
+from stochflow.forecast import Forecaster, covariates, location, prior, regression
 from stochflow.forecast.location import Plan, Residuals, backward, forward
 from stochflow.forecast.report import crps
 from stochflow.forecast.smoothing import Rates, smooth
@@ -172,6 +172,56 @@ def test_totals_are_covered_on_a_panel_of_random_walks():
         assert 0.62 <= inside <= 0.95  # 80 % of 40, four standard errors to either side would be wider
 
 
+@pytest.mark.parametrize(
+    "panel", [False, True], ids=["60 months of a walk, one at a time", "20 years of growth, a panel"]
+)
+def test_short_series_are_covered(panel):
+    """Few rows leave scale and location uncertain: errors of the same few rows alone would be too small by far."""
+    count, rows, horizon = (60, 20, 5) if panel else (40, 60, 12)
+    frames, truth = [], []
+    for seed in range(count):
+        shocks = np.random.default_rng([7, seed]).normal(size=rows + horizon)
+        y = 100 * np.exp(np.cumsum(0.05 + 0.1 * shocks)) if panel else 100 + shocks.cumsum()
+        ds = pd.date_range("2015-01-01", periods=rows, freq="YS" if panel else "MS")
+        frames.append(pd.DataFrame({"unique_id": f"s{seed:02d}", "ds": ds, "y": y[:rows]}))
+        truth.append(y[rows:])
+    real = np.array(truth)
+    forecaster = Forecaster(horizon=horizon, network="off", samples=300)
+    parts = [pd.concat(frames)] if panel else frames
+    drawn = np.concatenate([forecaster.fit(part).sample() for part in parts])
+    inside = []
+    for fact in (lambda x: x, lambda x: x.sum(-1), lambda x: x.max(-1), lambda x: x[..., -1] - x[..., 0]):
+        low, high = np.quantile(fact(drawn), [0.1, 0.9], axis=1)
+        inside.append(((low <= fact(real)) & (fact(real) <= high)).mean())
+    assert 0.7 <= np.mean(inside) <= 0.9
+    assert min(inside) >= 0.6
+
+
+def test_residual_paths_keep_their_size():
+    """Few overlapping paths have a mean by chance; about it they would be smaller than the errors they stand for."""
+    walk = np.random.default_rng(0).normal(size=40).cumsum()
+    path = np.stack([walk[i + 1 : i + 7] - walk[i] for i in range(6)]) + 2.0
+    residuals = Residuals(path, np.zeros(6, dtype=np.int64), np.arange(6))
+    shape = np.ones((1, 6))
+    factor = prior.factors(residuals, shape)
+    z = prior.whitened(residuals, shape, factor)
+    bare = np.linalg.solve(factor[0], path.T).T
+    assert np.allclose(z.mean(0), 0, atol=1e-9)
+    size, wanted = np.square(z).mean(0), np.square(bare).mean(0)
+    assert (size <= wanted * 1.0001).all()
+    assert np.median(size / wanted) == pytest.approx(1)
+
+
+def test_logarithms_are_left_where_their_errors_span_orders_of_magnitude():
+    shocks = np.random.default_rng(0).normal(size=40).cumsum()
+    for size, wanted in ((0.1, 0.0), (0.8, 0.5)):
+        y = np.exp(size * shocks)
+        assert location.powers([track(y)], Plan(6))[0] == 0.0
+        assert prior.learn([track(y)], Cut(8, 6, 1.0, "seasonal"), Plan(6), 17).power[0] == wanted
+    kept = prior.learn([track(np.exp(0.8 * shocks))], Cut(8, 6, 1.0, "seasonal"), Plan(6, log=True), 17)
+    assert kept.power[0] == 0.0  # the user asked for them
+
+
 # location -------------------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +241,19 @@ def test_smoothing_is_the_recursion_of_the_textbook():
         ahead = [level + sum(0.9**j for j in range(1, h + 1)) * trend + season[(t + h) % 4] for h in range(1, 7)]
         assert np.allclose(made.forecast[t, 0, 0], ahead)
         assert made.one[t, 0, 0] == pytest.approx(error)
+
+
+def test_a_regression_is_not_checked_on_values_that_its_neighbours_tell():
+    """Random walks cannot be foretold: forecasts of the cross-validation are no better than the last value."""
+    off = []
+    for seed in range(30):
+        u = np.random.default_rng(seed).normal(size=60).cumsum()[None]
+        spread = np.array([np.std(u[0, 12:] - u[0, :-12])])
+        design = regression.Design(u, spread, regression.layout(60, (12,), 0.0, 12), np.zeros(1))
+        origins = np.arange(20, 49)
+        made = regression.train(design, origins, 12, np.array([20]))[1]
+        off.append(made[0, :, 11] - u[0, origins + 11])
+    assert np.sqrt(np.mean(np.square(off)) / 12) > 1  # 0.83 where overlapping targets were left in
 
 
 def test_missing_rows_leave_the_state_to_its_own_forecast():

@@ -25,6 +25,8 @@ MOST_ORIGINS = 4000  # of a series, from which errors are learned; fewer of each
 MOST_ERRORS = 200_000  # origins of all series together, but at least 200 of each
 BORROWED = 30.0  # rows of its own against which a series of a panel trusts what is best for all
 SPENT = 10.0  # values that choices have used up: errors were a little larger without them
+BORROWED_ERRORS = 2.0  # independent errors that the other series of a panel lend to what is known of a series' spread
+FEW = 2.0  # share by which n independent errors leave the variance uncertain, times n: Student's intervals beside normal ones
 CELLS = 4_000_000  # forecasts of members held at once
 UNREST = 0.08  # weight of the newest error in the recent variance
 UNREST_POWERS = (0.0, 0.3, 0.6, 1.0)
@@ -502,16 +504,25 @@ def _scales(
     share = (strength / (strength + 8.0))[:, None]
     shape = np.exp(share * np.log(curve) + (1 - share) * np.log(pooled)) if count > 1 else np.tile(pooled, (count, 1))
     unit = np.sqrt((bare**2 / shape[:, None] ** 2 * seen).sum((1, 2)) / seen.sum((1, 2)).clip(min=1))
-    typical = np.median(unit[many > 0] / found.quiet[many > 0]) if (many > 0).any() else 1.0
-    unit = np.where(many > 0, unit, typical * found.quiet)
-    found.unit = np.maximum(unit, floor) * (1 + SPENT / np.maximum(rows, 5)) ** 0.5
-    found.shape = shape
-    standard = np.where(seen, bare / (found.unit[:, None] * 1.0)[..., None] / shape[:, None], np.nan)
+    overlap = _overlap(pooled)
+    own = many / overlap.mean()  # independent errors of each series
+    others = own.sum() - own
+    lent = BORROWED_ERRORS * others / np.maximum(others + BORROWED_ERRORS, 1e-9)
+    late = _late(one, offset + np.array([found.plan.warm(n) for n in rows]), found.quiet)
+    typical = np.median(unit[many > 0] / late[many > 0]) if (many > 0).any() else 1.0
+    guess = np.maximum(typical * late, floor)
+    unit = np.where(many > 0, np.maximum(unit, floor), guess)
+    unit = np.exp((own * np.log(unit) + lent * np.log(guess)) / np.maximum(own + lent, 1e-9)) if count > 1 else unit
+    found.unit = unit * (1 + SPENT / np.maximum(rows, 5)) ** 0.5
+    wider = np.sqrt(1 + FEW * overlap / overlap.mean() / np.maximum(own + lent, 0.25)[:, None])  # [N, H]
+    found.shape = shape * wider
+    standard = np.where(seen, bare / unit[:, None, None] / shape[:, None], np.nan)
     n = (many / horizon)[:, None]
     mean = np.where(whole[..., None], standard, 0).sum(1) / many[:, None].clip(min=1)
     certain = np.square(mean) * np.maximum(n, 0.5)
     found.bias = mean * np.maximum(0, 1 - 2.0 / np.maximum(certain, 1e-12)) * (n > 3)
-    path = standard - mean[:, None]
+    path = standard - found.bias[:, None]
+    found.bias /= wider * (found.unit / unit)[:, None]
     series, at = np.nonzero(whole)
     paths = path[series, at]
     return found, Residuals(paths, series, columns[at] - offset[series])
@@ -527,11 +538,35 @@ def _worth(e: np.ndarray, log_wide: np.ndarray, whole: np.ndarray) -> float:
     return float(np.nansum(value))
 
 
+def _late(one: np.ndarray, first: np.ndarray, usual: np.ndarray) -> np.ndarray:
+    """[N] median size of the errors one step ahead [N, T] from columns `first` on, where filters have settled; `usual` where there is none."""
+    some = (one != 0) & (np.arange(one.shape[1]) >= first[:, None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a series may have none
+        size = np.nanmedian(np.where(some, np.abs(one), np.nan), 1)  # filters may be far off at the start of a few rows
+    return np.where(size > 0, size, usual)
+
+
+def _overlap(curve: np.ndarray) -> np.ndarray:
+    """[H] how many neighbouring origins' errors h steps ahead count as one, because they share shocks: 1 for noise, h for a random walk."""
+    horizon = len(curve)
+    share = min(TRIALS, key=lambda a: float(np.square(np.log(_growing(horizon, a)) - np.log(curve)).sum()))
+    made = []
+    for h in range(1, horizon + 1):
+        shared = share + share**2 * (h - 1 - np.arange(1, h))  # covariances of errors 1 ... h - 1 origins apart
+        made.append(1 + 2 * shared.sum() / (1 + share**2 * (h - 1)))
+    return np.array(made)
+
+
+def _growing(horizon: int, share: float) -> np.ndarray:
+    """[H] spread of errors in which a share of each shock stays, about 1."""
+    made = np.sqrt(1 + np.arange(horizon) * share**2)
+    return made / np.exp(np.log(made).mean())
+
+
 def _model(curve: np.ndarray) -> np.ndarray:
     """The growth [H] of errors in which a share of each shock stays, nearest to a curve."""
-    h = np.arange(len(curve))
-    made = [np.sqrt(1 + h * a * a) for a in TRIALS]
-    made = [x / np.exp(np.log(x).mean()) for x in made]
+    made = [_growing(len(curve), a) for a in TRIALS]
     return min(made, key=lambda x: float(np.square(np.log(x) - np.log(curve)).sum()))
 
 

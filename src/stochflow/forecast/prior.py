@@ -24,6 +24,8 @@ MOST_PATHS = 160
 WIDTHS = (0.3, 0.45, 0.6, 0.75, 0.88, 0.97)
 WIDE = 2.2  # times as wide: the kernels of the tails
 SHARES = (0.0, 0.01, 0.05, 0.15)
+MOST_LOG = 1.5  # spread of errors of logarithms from which they are no use: intervals would span factors of 50
+MOST_GROWN = 3.0  # times that paths about their mean are enlarged
 SCORED = 160  # left-out paths that choose the width
 
 
@@ -70,12 +72,19 @@ def factors(residuals: Residuals, shape: np.ndarray) -> np.ndarray:
 
 
 def whitened(residuals: Residuals, shape: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """[P, H] innovations of the residual paths."""
+    """[P, H] innovations of the residual paths, about their mean and as large as they are about zero.
+
+    Few and overlapping paths have a mean by chance, which is neither a forecast nor missing from their spread.
+    """
     made = np.empty_like(residuals.path)
     for k in np.unique(residuals.series):
         at = residuals.series == k
         made[at] = np.linalg.solve(factor[k], (residuals.path[at] * shape[k]).T).T
-    return made
+    if len(made) < 2:
+        return made
+    centred = made - made.mean(0)
+    left = np.square(centred).mean(0)
+    return centred * np.sqrt(np.square(made).mean(0) / np.where(left > 0, left, 1.0)).clip(max=MOST_GROWN)
 
 
 def choose(z: np.ndarray, series: np.ndarray, origin: np.ndarray) -> tuple[float, float]:
@@ -235,17 +244,28 @@ class Prior:
         return Located(plain.location.numpy(), plain.scale.numpy(), who, factor)
 
 
+def _changed(tracks: Sequence[Track], power: np.ndarray, plan: Plan) -> tuple[list[Track], np.ndarray | None]:
+    """(transformed tracks without the effects of columns known in advance, those effects [N, C])."""
+    changed = [t._replace(y=forward(t.y, p)) for t, p in zip(tracks, power, strict=True)]
+    if not all(t.known is not None and t.known.size for t in tracks):
+        return changed, None
+    effects = covariates.fit(changed, plan.pair[0])
+    bare = [t._replace(y=t.y - covariates.effect(t, b, len(t.y))) for t, b in zip(changed, effects, strict=True)]
+    return bare, effects
+
+
 def learn(tracks: Sequence[Track], cut: Cut, plan: Plan, bins: Bins | int, ensemble: bool = True) -> Prior:
     """Fit on whole tracks (untransformed); without `ensemble`, forecasts are centred where the cut says."""
     names = tuple(t.name for t in tracks)
     power = location.powers(tracks, plan)
-    changed = [t._replace(y=forward(t.y, p)) for t, p in zip(tracks, power, strict=True)]
-    effects = None
-    if all(t.known is not None and t.known.size for t in tracks):
-        effects = covariates.fit(changed, plan.pair[0])
-        changed = [t._replace(y=t.y - covariates.effect(t, b, len(t.y))) for t, b in zip(changed, effects, strict=True)]
+    changed, effects = _changed(tracks, power, plan)
     if ensemble:
         found, residuals = location.fit(changed, power, plan)
+        lost = (power == 0.0) & (found.unit * found.shape.max(1) > MOST_LOG) & (plan.log is None)
+        if lost.any():
+            power = np.where(lost, 0.5, power)
+            changed, effects = _changed(tracks, power, plan)
+            found, residuals = location.fit(changed, power, plan)
         paths, made, chosen = make(residuals, found.shape, bins)
         return Prior(cut, names, power, found, paths, made, chosen, effects)
     ends = [cut.origins(t, first=plan.warm(len(t.y))) for t in changed]

@@ -138,7 +138,8 @@ class Design:
 def train(design: Design, origins: np.ndarray, horizon: int, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(coefficients [H, P], cross-validated forecasts [N, O, H] in the series' own units).
 
-    Folds are blocks of time; rows before `first` [N] (too little past) are left out. A target never helps to forecast itself.
+    Folds are blocks of time; rows before `first` [N] (too little past) are left out. A forecast is made without the origins of its own fold and
+    without those whose targets overlap the fold's: neighbours of a slow series would tell its values.
     """
     count = len(design.u)
     fold = np.minimum(np.arange(len(origins)) * FOLDS // max(len(origins), 1), FOLDS - 1)
@@ -154,28 +155,37 @@ def train(design: Design, origins: np.ndarray, horizon: int, first: np.ndarray) 
         y = design.target(origins, h)
         good = chosen & np.isfinite(y)
         y = np.where(np.isfinite(y), y, 0).clip(-20, 20)
-        grams = []
-        for k in range(FOLDS):
-            here = good & (fold == k)[None]
-            part, wanted = x[here], y[here]
-            grams.append((part.T @ part, part.T @ wanted, len(part)))
-        total = [sum(g[i] for g in grams) for i in range(3)]
-        size = max(float(total[2]), 1.0)  # type: ignore[arg-type]
+        whole = _products(x, y, good)
+        size = max(whole[2], 1)
         unit = np.eye(x.shape[2])
         unit[0, 0] = 1e-3  # the constant is hardly shrunk
+        apart = []  # of each fold: what origins tell whose targets do not overlap those of the fold
+        for k in range(FOLDS):
+            here = origins[fold == k]
+            near = (
+                (origins > here[0] - h) & (origins < here[-1] + h) if len(here) else np.zeros(len(origins), dtype=bool)
+            )
+            close = _products(x[:, near], y[:, near], good[:, near])
+            apart.append((whole[0] - close[0], whole[1] - close[1], max(whole[2] - close[2], 1)))
         best, forecast, kept = np.inf, made[:, :, h - 1], 0.0
         for penalty in PENALTIES:
             trial = np.zeros((count, len(origins)))
-            for k, (gram, right, _) in enumerate(grams):
-                b = np.linalg.solve(total[0] - gram + penalty * size * unit, total[1] - right)
+            for k, (gram, right, rows) in enumerate(apart):
+                b = np.linalg.solve(gram + penalty * rows * unit, right)
                 at = fold == k
                 trial[:, at] = x[:, at] @ b
             off = np.abs(trial - y)[good].mean() if good.any() else 0.0
             if off < best:
                 best, forecast, kept = off, trial, penalty
         made[:, :, h - 1] = forecast
-        coefficients.append(np.linalg.solve(total[0] + kept * size * unit, total[1]))
+        coefficients.append(np.linalg.solve(whole[0] + kept * size * unit, whole[1]))
     return np.stack(coefficients), design.values(made, origins)
+
+
+def _products(x: np.ndarray, y: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """(X'X [P, P], X'y [P], rows) of features [N, O, P] and targets [N, O], over the good ones."""
+    part = x[good]
+    return part.T @ part, part.T @ y[good], len(part)
 
 
 def predict(design: Design, origins: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
