@@ -168,6 +168,14 @@ def pooled(found: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def versions(before: dict[str, str], ours_alone: bool) -> dict[str, str]:
+    """Of what computed the figures; where ours alone are computed again, the rivals' are those of before."""
+    made = {p: version(p) for p in ("torch", "numpy", "pandas", "scoringrules")} | {"stochflow": __version__}
+    if ours_alone and "statsforecast" in before:
+        return {**made, "statsforecast": before["statsforecast"]}
+    return {**made, "statsforecast": version("statsforecast")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheels", type=Path, default=Path("wheels"))
@@ -225,8 +233,7 @@ def main() -> None:
         found["summary"] = {**summary(found), "paths": pooled(found)}
         print(json.dumps(found["summary"], indent=1))
     found |= {
-        "versions": {p: version(p) for p in ("torch", "numpy", "pandas", "statsforecast", "scoringrules")}
-        | {"stochflow": __version__},
+        "versions": versions(found.get("versions", {}), asked.only == "ours"),
         "hardware": f"{platform.machine()}, 1 CPU thread",
         "python": platform.python_version(),
     }
