@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from operator import index
 from typing import Any
 
 
@@ -38,6 +39,22 @@ def need_number(name: str, value: Any, above: float | None = None) -> None:
     if not good or (above is not None and not value > above):
         bound = "" if above is None else f" above {above:g}"
         raise UserError(f"{name} is {value!r}, but it must be a finite number{bound}")
+
+
+def need_kind(name: str, value: Any, kind: type | tuple[type, ...], what: str) -> None:
+    """UserError unless this is an instance of the kind; `what` says what to give."""
+    if not isinstance(value, kind):
+        raise UserError(f"{name} is {one_line(repr(value), 80)}, but it must be {what}")
+
+
+def need_seeds(value: Any) -> None:
+    """UserError unless these are seeds: at least one whole number."""
+    try:
+        good = len(value) > 0 and all(-(2**63) <= index(s) < 2**63 for s in value)
+    except TypeError:
+        good = False
+    if not good:
+        raise UserError(f"seeds are {one_line(repr(value), 80)}, but they must be whole numbers, as in seeds=(0, 1, 2)")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -143,5 +143,5 @@ def test_a_context_of_the_wrong_width_is_named(door):
 def test_heads_must_share_the_width():
     with pytest.raises(UserError, match="width of 10 cannot be shared by 4 heads"):
         Transformer(10, 4, 2)
-    with pytest.raises(UserError, match="layers = 0"):
+    with pytest.raises(UserError, match="layers of a transformer is 0"):
         Transformer(8, 4, 0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_kind, one_line
 from stochflow.learn.evaluate import move_law
 from stochflow.ops import NEG, masked_log_softmax
 from stochflow.types import Task
@@ -247,6 +247,10 @@ def exact_law(graph: Graph, channel: Channel, policy: Callable[[Tensor], Any], s
 
     `policy` maps states [S, n, D] to a `PolicyOut`; S is `policy.num_seeds` unless given.
     """
+    need_kind("graph", graph, Graph, "a Graph, as in exact_law(Graph(env), channel, policy)")
+    need_kind("channel", channel, Channel, "a channel, such as Slip(0.1)")
+    if not callable(policy):
+        raise UserError(f"policy is {one_line(repr(policy), 80)}, but it must be a Policy, or a function of states")
     return _walk(graph, channel, _policy_moves(graph, policy, seeds), _seeds(policy, seeds))[1]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_kind
 from stochflow.law import metrics
 from stochflow.law.exact import (
     Graph,
@@ -108,6 +108,7 @@ def _finite(x: Any) -> Any:
 @torch.no_grad()
 def floor(task: Task, graph: Graph | None = None, target: TargetLaw | None = None) -> Floor:
     """The best achievable law of an enumerable task under its channel, for any channel."""
+    need_kind("task", task, Task, "a Task, as strings_task or grid_task make one")
     if graph is None and task.env.contexts is not None:
         raise UserError(
             f"each of the {len(task.env.contexts)} conditions of {task.env!r} has a floor of its own: "

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_number, need_whole
 from stochflow.types import Trajectories
-from stochflow.worlds.env import Env
+from stochflow.worlds.env import Env, need_env
 
 
 class Buffer(nn.Module):
@@ -21,6 +21,10 @@ class Buffer(nn.Module):
 
     def __init__(self, env: Env, capacity: int, seeds: int = 1, priority: float = 0.0):
         super().__init__()
+        need_env(env)
+        need_whole("capacity of a replay buffer", capacity, -(2**63))
+        need_whole("seeds of a replay buffer", seeds, 1)
+        need_number("priority of a replay buffer", priority)
         if capacity < 1:
             raise UserError(f"a replay buffer of {capacity} trajectories holds nothing: give a size of at least 1")
         self.env, self.capacity, self.priority = env, capacity, priority

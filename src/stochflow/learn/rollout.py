@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stochflow.errors import UserError, need_kind, need_whole, one_line
 from stochflow.nets.policy import Policy
 from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, zeros
 from stochflow.types import Explore, Fading, Task, Trajectories
@@ -31,6 +32,10 @@ def rollout(
     the policy, pi^(1/temper). Both are for training; samples for use take neither. `steps`: the parts of a step, where they
     are compiled.
     """
+    need_kind("task", task, Task, "a Task, as strings_task or grid_task make one")
+    if not hasattr(policy, "num_seeds"):
+        raise UserError(f"policy is {one_line(repr(policy), 80)}, but it must be a Policy")
+    need_whole("batch", batch, 1)
     env, seeds, device = task.env, policy.num_seeds, policy.device
     if isinstance(explore, Fading):
         explore = explore.now()

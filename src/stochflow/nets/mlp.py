@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from stochflow.errors import need_whole
 from stochflow.nets.layers import Generators, Linear, Trunk, rows
 from stochflow.ops import arange
 from stochflow.worlds.env import Env, numbers
@@ -23,6 +24,8 @@ class MLP:
     layers: int = 2
 
     def build(self, env: Env, gens: Generators, context: int) -> Trunk:
+        need_whole("hidden of a network", self.hidden, 1)
+        need_whole("layers of a network", self.layers, 0)
         return MLPTrunk(env, self.hidden, self.layers, gens, context)
 
 

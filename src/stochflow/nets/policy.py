@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_seeds, one_line
 from stochflow.nets.encoders import EncoderNet, MLPEncoder
 from stochflow.nets.layers import Linear, Net, rows
 from stochflow.nets.mlp import MLP
 from stochflow.types import PolicyOut, Trajectories
-from stochflow.worlds.env import Enumerable, Env
+from stochflow.worlds.env import Enumerable, Env, need_env
 
 BLOCK = 64  # rows of a block of distinct states are a multiple of this
 
@@ -37,6 +37,10 @@ class Policy(nn.Module):
         encoder: EncoderNet = MLPEncoder(),  # noqa: B008 - a frozen value, used where the environment has contexts
     ):
         super().__init__()
+        need_env(env)
+        need_seeds(seeds)
+        if not hasattr(net, "build"):
+            raise UserError(f"net is {one_line(repr(net), 80)}, but it must be a network, such as MLP(128, 2)")
         self.env = env
         gens = [torch.Generator().manual_seed(s) for s in seeds]
         moves = env.num_moves

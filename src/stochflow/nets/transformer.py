@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, relu, scaled_dot_product_attention
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_whole
 from stochflow.nets.layers import Embedding, Generators, Linear, Trunk
 from stochflow.types import Trajectories
 from stochflow.worlds.env import Env
@@ -33,10 +33,7 @@ class Transformer:
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "layers"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"a transformer needs at least one of each, but {name} = {getattr(self, name)}: give 1 or more"
-                )
+            need_whole(f"{name} of a transformer", getattr(self, name), 1)
         if self.width % self.heads:
             raise UserError(
                 f"a width of {self.width} cannot be shared by {self.heads} heads: give a multiple of {self.heads}"

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from stochflow.errors import need_seeds
 from stochflow.nets.layers import Linear
 from stochflow.ops import NEG, keep, masked_log_softmax, masked_mean, pick
 from stochflow.types import Trajectories
-from stochflow.worlds.env import Channel, Env
+from stochflow.worlds.env import Channel, Env, need_env
 
 
 class Dynamics(Channel, nn.Module):
@@ -87,6 +88,8 @@ class Tabular(Dynamics):
 
     def __init__(self, env: Env, seeds: Sequence[int] = (0,), prior: float = 1.0):
         nn.Module.__init__(self)
+        need_env(env)
+        need_seeds(seeds)
         self.env, self.prior = env, prior
         m = env.num_moves
         self.counts: Tensor
@@ -129,6 +132,8 @@ class Neural(Dynamics):
 
     def __init__(self, env: Env, seeds: Sequence[int] = (0,), hidden: int = 64, layers: int = 1):
         nn.Module.__init__(self)
+        need_env(env)
+        need_seeds(seeds)
         self.env = env
         gens = [torch.Generator().manual_seed(s + 7919) for s in seeds]  # not the policy's stream
         inputs = env.features(env.initial((1,))).shape[-1]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import Enum
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError, did_you_mean
+from stochflow.errors import UserError, did_you_mean, need_kind, need_number, one_line
 from stochflow.law.modes import tfbind8_modes
 from stochflow.runs import config, trust
 from stochflow.runs.config import BitsTask, GCTask, GridTask, PeptideTask, RNATask, TFBind8Task
@@ -67,6 +67,7 @@ def grid_task(
     confusion: str = GridTask.confusion,
 ) -> Task:
     """The hypergrid with bright corners; R is the oracle's score itself."""
+    need_number("base", base)
     if not base > 0:
         raise UserError(f"base = {base} must be above 0: the reward away from the corners has a logarithm")
     env = Grid(ndim, side)
@@ -206,6 +207,12 @@ def strings_task(
         raise UserError(
             f"the oracle is {oracle!r}, which cannot be called: give a function from a list of strings to their scores"
         )
+    need_kind("channel", channel, (Channel, type(None)), "a channel, such as Slip(0.1), or None")
+    need_kind("rules", rules, (Rules, type(None)), "rules, as Rules.read reads them, or None")
+    if reward is not None and not callable(reward):
+        raise UserError(
+            f"reward is {one_line(repr(reward), 80)}, but it must be a function such as Power(1.0), or None"
+        )
     env = Strings(alphabet, length, min_length)
     if rules is not None:
         if channel is not None and not channel.exact:
@@ -219,6 +226,8 @@ def strings_task(
 
 def make_channel(env: Env, stick: float, noise: str = "slip", confusion: str = "") -> Channel:
     """The noise that three flags describe. A confusion table is the whole law by itself, so `stick` plays no part in it."""
+    need_kind("noise", noise, str, f"one of {', '.join(get_args(config.Noise))}")
+    need_kind("confusion", confusion, (str, Path), "the path of a CSV file, or empty")
     if noise not in get_args(config.Noise):
         raise UserError(
             f"there is no noise {noise!r}{did_you_mean(noise, get_args(config.Noise))}: take one of {', '.join(get_args(config.Noise))}"

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_kind, one_line
 from stochflow.ops import PerDevice
 from stochflow.scores.answers import LARGEST, Answer, append, append_shared, on_disk, read_answers, read_shared
 from stochflow.worlds.env import Enumerable, Env
@@ -288,6 +288,11 @@ class Cached(Around):
     """
 
     def __init__(self, oracle: TextOracle, file: str | Path | None = None, at_most: int = 0, part: int = 0):
+        if not hasattr(oracle, "raw"):
+            raise UserError(
+                f"the oracle is {one_line(repr(oracle), 80)}, but it must be one over texts, such as Host(function, env)"
+            )
+        need_kind("file", file, (str, os.PathLike, type(None)), "the path of a file, or None")
         super().__init__(oracle)
         self.hits, self.at_most, self.part = 0, at_most, part
         if hasattr(oracle, "arrived"):  # parts of a batch are stored as they come
@@ -438,6 +443,7 @@ class Command:
     """
 
     def __init__(self, command: str):
+        need_kind("the command", command, str, "a text that the shell runs, such as './fold --fast'")
         self.command = command
         self._running: subprocess.Popen[str] | None = None
 

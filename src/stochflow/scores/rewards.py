@@ -53,6 +53,9 @@ class Linear:
 
     beta: float = 1.0
 
+    def __post_init__(self) -> None:
+        need_number("beta of the reward", self.beta)
+
     def __call__(self, score: Tensor, state: Tensor, step: Tensor | float | None = None) -> Tensor:
         return self.beta * score
 

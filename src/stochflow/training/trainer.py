@@ -14,6 +14,7 @@ from stochflow.engines.base import Job, Residuals, Rewards, Schedule, Walk
 from stochflow.engines.capture import aside
 from stochflow.engines.choose import Word, choose
 from stochflow.engines.flat import FlatParameters
+from stochflow.errors import need_kind, need_number
 from stochflow.learn.buffer import with_scores
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import Objective
@@ -71,6 +72,8 @@ class Trainer:
         noise: NoiseTraining = NoiseTraining(),  # noqa: B008 - frozen
         iteration: Iteration = Iteration(),  # noqa: B008
     ):
+        need_kind("task", task, Task, "a Task, as strings_task or grid_task make one")
+        need_number("lr", lr, above=0)
         self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
         self.iteration = iteration
         device = policy.device

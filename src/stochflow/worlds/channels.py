@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_kind
+from stochflow.files.reading import shown
 from stochflow.ops import NEG, arange, keep, pick
 from stochflow.worlds.confusion import read_table
 from stochflow.worlds.env import Channel
@@ -130,8 +132,9 @@ class Confusion(Channel):
 
     def __init__(self, table: Tensor | Sequence[Sequence[float]] | str, alphabet: str | None = None):
         names: tuple[str, ...] = ()
-        if isinstance(table, str):
-            path = table
+        need_kind("alphabet", alphabet, (str, type(None)), "a text of letters, or None")
+        if isinstance(table, (str, os.PathLike)):
+            path = os.fspath(table)
             table, names = read_table(path, alphabet)
             letters = "".join(names)
             if alphabet is None and len(letters) == len(names) and letters != "".join(sorted(letters)):
@@ -139,7 +142,12 @@ class Confusion(Channel):
                     f"the confusion table {path} has the letters {letters} in an order that may not be the alphabet's: "
                     "say which it is, as in Confusion(path, alphabet='ACGT')"
                 )
-        t = torch.as_tensor(table, dtype=torch.float64)
+        try:
+            t = torch.as_tensor(table, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as problem:
+            raise UserError(
+                f"a confusion table is an array, nested lists of numbers or the path of a CSV file, not {shown(table, 80)}"
+            ) from problem
         if t.ndim != 2 or t.shape[0] != t.shape[1]:
             raise UserError(f"a confusion table is square (actions x moves), but this one has shape {tuple(t.shape)}")
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_kind, need_whole
 from stochflow.ops import NEG, masked_log_softmax
 from stochflow.types import Task
-from stochflow.worlds.env import Channel, Enumerable, Env
+from stochflow.worlds.env import Channel, Enumerable, Env, need_env
 
 log = logging.getLogger("stochflow")
 WALKED = 1 << 24  # numbers of all walks together
@@ -40,6 +40,9 @@ def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0
     `samples` random walks are followed to their ends; an enumerable environment of at most `largest` states is checked
     whole.
     """
+    need_env(env)
+    for name, value, least in (("samples", samples, 1), ("largest", largest, 1), ("seed", seed, 0)):
+        need_whole(name, value, least)
     _attributes(env)
     samples = max(2, min(samples, WALKED // ((env.horizon + 1) * env.state_dim)))  # fewer where objects are long
     walks = _walks(env, samples, seed)  # [W, T+1, D]
@@ -459,6 +462,10 @@ def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) 
 
     `sample`, `marginal`, `arrivals` and `exact` must agree with it.
     """
+    need_kind("channel", channel, Channel, "a channel, such as Slip(0.1)")
+    need_env(env)
+    need_whole("samples", samples, 1)
+    need_whole("seed", seed, 0)
     dice = torch.Generator().manual_seed(seed)
     state = _walks(env, samples, seed).flatten(0, 1).unique(dim=0)
     state = state[~env.complete(state)]
@@ -556,6 +563,9 @@ def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) 
 @torch.no_grad()
 def check_oracle(task: Task, samples: int = 16, seed: int = 0) -> None:
     """Scores a few finished objects and proves that each has one finite score and one finite log-reward."""
+    need_kind("task", task, Task, "a Task, as strings_task or grid_task make one")
+    need_whole("samples", samples, 1)
+    need_whole("seed", seed, 0)
     env = task.env
     walks = _walks(env, samples, seed)
     final = walks[:, -1]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.worlds.env import Enumerable, Env
+from stochflow.worlds.env import Enumerable, Env, need_env
 
 
 class Conditioned(Enumerable):
@@ -18,7 +18,11 @@ class Conditioned(Enumerable):
     """
 
     def __init__(self, inner: Env, contexts: Tensor):
-        contexts = torch.as_tensor(contexts)
+        need_env(inner, "the inner environment")
+        try:
+            contexts = torch.as_tensor(contexts)
+        except (TypeError, ValueError, RuntimeError) as problem:
+            raise UserError("contexts must be a table of numbers, [rows, width]") from problem
         if contexts.dim() < 2 or len(contexts) == 0:
             raise UserError(
                 f"contexts must be a table of at least one row, [rows, width], but have shape {tuple(contexts.shape)}"

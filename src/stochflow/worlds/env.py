@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from stochflow.errors import need_kind
 from stochflow.ops import NEG, but, gumbel_argmax, keep, pick
 
 
@@ -69,6 +70,11 @@ class Env(ABC):
     def complete(self, state: Tensor) -> Tensor:
         """[...] True where nothing but STOP is left."""
         return ~self.real_moves(self.moves(state)).any(-1)
+
+
+def need_env(env: object, what: str = "env") -> None:
+    """UserError unless this is an environment."""
+    need_kind(what, env, Env, "an environment, such as Grid(2, 8) or Strings('ACGT', 8)")
 
 
 class Enumerable(Env):

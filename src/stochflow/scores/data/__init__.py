@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stochflow.errors import UserError, did_you_mean
+from stochflow.errors import UserError, did_you_mean, need_kind
 from stochflow.files.arrays import unpack_npz
 from stochflow.files.reading import Unreadable, read_bytes, shown
 
@@ -27,6 +27,7 @@ def tfbind8(table: str = "SIX6_REF_R1") -> np.ndarray:
 
     `table` is a name from `tables()` or the path of a file made by scripts/build_tfbind8.py.
     """
+    need_kind("table", table, str, "the name of a table, or the path of a file")
     if table == SIMPLIFIED:
         return simplified()
     fetched = Path(os.environ.get("STOCHFLOW_DATA", "")) / f"tfbind8_{table}.npz"
