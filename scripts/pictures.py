@@ -19,14 +19,14 @@ OUT = Path(__file__).parents[1] / "docs" / "img"
 GREY, BLUE, ORANGE, GREEN = "#8a929c", "#4a8fe0", "#e0803a", "#3aa56b"
 
 
-def figure(width: float, height: float, columns: int = 1) -> tuple[Any, list[Any]]:
+def figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(made)
     made.patch.set_alpha(0)
-    axes = list(np.atleast_1d(made.subplots(1, columns)))
+    axes = list(np.atleast_1d(made.subplots(rows, columns)).flat)
     for ax in axes:
         ax.patch.set_alpha(0)
         ax.tick_params(colors=GREY, labelsize=9)
@@ -56,70 +56,39 @@ def write(made: Any, name: str, title: str) -> None:
 
 
 def flow() -> None:
-    """A tree of two letters: the policy of an ordinary GFlowNet, meant, and what comes of it where one letter in four is random."""
+    """A tree of two letters, step by step: where an ordinary GFlowNet means the flow to go, and where one letter in four is random."""
     rewards = {"AA": 4.0, "AB": 1.0, "BA": 2.0, "BB": 1.0}
     slip, total = 0.25, sum(rewards.values())
-    meant = {k: v / total for k, v in rewards.items()}
-    first = {"A": meant["AA"] + meant["AB"]}
-    first["B"] = 1 - first["A"]
-
-    def through(p: float) -> float:
-        return (1 - slip) * p + slip / 2
-
-    happens = {}
-    for word in rewards:
-        then = meant[word] / first[word[0]]
-        happens[word] = through(first[word[0]]) * through(then)
-    made, axes = figure(7.6, 3.6, 2)
-    for ax, law, edge, title, colour in (
-        (axes[0], meant, lambda p: p, "meant: probabilities 4 : 1 : 2 : 1", BLUE),
-        (axes[1], happens, through, "what happens: one letter in four is random", ORANGE),
-    ):
+    meant = {"": 1.0, **{k: v / total for k, v in rewards.items()}}
+    meant |= {letter: meant[letter + "A"] + meant[letter + "B"] for letter in "AB"}
+    happens = {"": 1.0}
+    for word in ("A", "B", *rewards):
+        intended = meant[word] / meant[word[:-1]]
+        happens[word] = happens[word[:-1]] * ((1 - slip) * intended + slip / 2)
+    place = {"": (0, 1.5), "A": (1, 2.6), "B": (1, 0.4), "AA": (2, 3.2), "AB": (2, 2.0), "BA": (2, 1.0), "BB": (2, -0.2)}
+    made, axes = figure(6.2, 4.9, 3, 2)
+    titles = ("start", "after one letter", "after two letters")
+    for i, ax in enumerate(axes):
+        law, colour, words = ((meant, BLUE, "meant"), (happens, ORANGE, "what happens"))[i // 3]
+        step = i % 3
         ax.axis("off")
-        ax.set_title(title, fontsize=10, color=GREY)
-        ax.set_xlim(-0.15, 3.0)
-        ax.set_ylim(-0.5, 3.6)
-        place = {
-            "": (0, 1.5),
-            "A": (1, 2.5),
-            "B": (1, 0.5),
-            "AA": (2, 3.1),
-            "AB": (2, 2.1),
-            "BA": (2, 0.9),
-            "BB": (2, -0.1),
-        }
+        ax.set_title(titles[step] if i < 3 else "", fontsize=10, color=GREY)
+        ax.set_xlim(-0.3, 2.9)
+        ax.set_ylim(-0.7, 3.7)
+        if step == 0:
+            ax.text(-0.2, 3.3, words, fontsize=11, color=colour, fontweight="bold")
         for word, (x, y) in place.items():
+            reached = len(word) <= step
             if word:
-                parent = word[:-1]
-                p = first[word] if len(word) == 1 else meant[word] / first[word[0]]
-                a, b = place[parent], (x, y)
-                ax.plot(
-                    [a[0], b[0]],
-                    [a[1], b[1]],
-                    color=colour,
-                    linewidth=1 + 9 * edge(p),
-                    alpha=0.45,
-                    solid_capstyle="round",
-                    zorder=1,
-                )
-                ax.text(
-                    (a[0] + b[0]) / 2,
-                    (a[1] + b[1]) / 2,
-                    f"{edge(p):.2f}",
-                    fontsize=8,
-                    color=GREY,
-                    ha="center",
-                    va="bottom",
-                )
-            ax.plot([x], [y], "o", markersize=17, color="#ffffff", markeredgecolor=GREY, zorder=2)
-            ax.text(
-                x, y, word or "start", fontsize=8 if word else 6, color="#333333", ha="center", va="center", zorder=3
-            )
-            if len(word) == 2:
-                ax.text(x + 0.16, y, f"{law[word]:.3f}", fontsize=10, color=colour, va="center")
-                if law is happens:
-                    ax.text(x + 0.52, y, f"(not {meant[word]:.3f})", fontsize=8, color=GREY, va="center")
-    write(made, "flow", "A small tree of strings: what a policy means, and what happens under noise")
+                from_x, from_y = place[word[:-1]]
+                shown = {"color": colour, "linewidth": 14 * law[word], "alpha": 0.5} if reached else {"color": GREY, "alpha": 0.3}
+                ax.plot([from_x, x], [from_y, y], solid_capstyle="round", zorder=1, **shown)
+            edge = colour if reached else GREY
+            ax.plot([x], [y], "o", markersize=15, color="#ffffff", markeredgecolor=edge, zorder=2)
+            ax.text(x, y, word, fontsize=8, color="#333333", ha="center", va="center", zorder=3)
+            if len(word) == step:
+                ax.text(x + 0.24, y, f"{law[word]:.3f}", fontsize=9.5, color=colour, va="center")
+    write(made, "flow", "A small tree of strings, step by step: what a policy means, and what happens under noise")
 
 
 # floors ---------------------------------------------------------------------------------------------------------
@@ -130,7 +99,7 @@ def floors() -> None:
     from stochflow.runs.config import configure
     from stochflow.runs.experiment import floor_of
 
-    made, axes = figure(7.6, 3.0, 2)
+    made, axes = figure(6.2, 3.0, 2)
     worlds = (
         ("grid", {"side": 8}, "8 x 8 grid", [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]),
         ("tfbind8", {}, "TFBind8, exponent 3", [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]),
@@ -149,10 +118,10 @@ def floors() -> None:
             sticks, [f["floor_tv"] for f in found], "o-", color=GREEN, label="the best any policy can do", markersize=4
         )
         ax.set_title(title, fontsize=10, color=GREY)
-        ax.set_xlabel("stick: how often the world ignores the action")
+        ax.set_xlabel("stick: probability of a random move")
         ax.set_ylim(bottom=-0.005)
     axes[0].set_ylabel("total variation to the target")
-    legend = axes[0].legend(frameon=False, fontsize=9)
+    legend = made.legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=2, loc="outside upper center")
     for text in legend.get_texts():
         text.set_color(GREY)
     write(made, "floors", "Total variation against the strength of the noise: ignoring it, and the best achievable")
@@ -172,7 +141,7 @@ def approach() -> None:
     env, channel = experiment.task.env, experiment.task.channel
     graph = Graph(env)
     target = target_law(graph, experiment.task).target.view(side, side)
-    made, axes = figure(8.6, 2.2, len(moments) + 1)
+    made, axes = figure(5.4, 4.1, 3, 2)
     for ax, moment in zip(axes[:-1], moments, strict=True):
         experiment.trainer.train(moment, every=10**9)
         with experiment.trainer.averaged(), torch.no_grad():
