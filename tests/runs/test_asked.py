@@ -161,6 +161,16 @@ def test_a_found_reward_is_as_sharp_as_it_says_and_freezes_by_what_was_seen():
     assert torch.allclose(reward(score, score), before * torch.tensor([0.1, 0.1, 0.6]))
 
 
+def test_a_found_reward_is_less_sharp_where_few_would_take_all_the_mass():
+    """Its most where the best are alike; half of that where one stands out."""
+    betas = []
+    for best in ([0.9] * 20, [0.9] + [0.5] * 19):
+        reward = Sharpening(nats=50.0, sharpness=2.0, best=20, first=100)
+        feed(reward, [0.1] * 80 + best, 0)
+        betas.append(float(reward.beta) * float(reward.top - reward.base) / 50)
+    assert betas == pytest.approx([2.0, 1.0])
+
+
 def test_a_found_reward_counts_an_object_once_and_ignores_what_has_no_score():
     reward = Sharpening(nats=10.0, best=5, first=5)
     reward.observe(torch.tensor([1.0, 1.0, 1.0, 0.0, torch.nan]), torch.tensor([7, 7, 7, 8, 9]))

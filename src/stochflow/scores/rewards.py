@@ -65,7 +65,7 @@ class Sharpening(nn.Module):
 
     base is the median of the first scores. beta puts `sharpness` * log |X| nats between it and the mean of the `best`
     best different objects: enough for the few good ones to outweigh all the others (`nats` = log |X|, the number of
-    objects). It is set anew whenever the number of answers has grown by half, and frozen for ever once the best have
+    objects); down to half of that where the mass would otherwise lie on fewer than a quarter of these best. It is set anew whenever the number of answers has grown by half, and frozen for ever once the best have
     moved by less than `still` of their distance from the base in between, at the latest after `latest` answers (0: no
     such limit): from then on the target is one fixed law. All seeds share it. Ask for `describe()` to have it in words.
     """
@@ -150,8 +150,17 @@ class Sharpening(nn.Module):
         self.mark.fill_(asked)
         self.mark_top.copy_(self.top)
         before = float(self.beta)
-        self.beta.fill_(self.sharpness * self.nats / gap if gap > 0 else 0.0)
+        self.beta.fill_(self._sharpest(self.sharpness * self.nats / gap) if gap > 0 else 0.0)
         return float(self.beta) != before
+
+    def _sharpest(self, most: float) -> float:
+        """The largest beta from `most` down to half of it under which a quarter of the best still counts."""
+        best = self.scores[self.scores > -torch.inf]
+        best = best[: max(1, min(len(best), int(self.asked) // 5))]
+        for beta in torch.linspace(most, most / 2, 11, dtype=torch.float64).tolist():
+            if float(1 / (beta * best).softmax(0).square().sum()) >= len(best) / 4:
+                return beta
+        return most / 2
 
     def describe(self) -> str:
         """The law, in one sentence."""
