@@ -317,8 +317,8 @@ def reward_saturation(log: _Log) -> Finding | None:
     floor, beta = log.task.get("floor", log.task.get("base")), log.task.get("beta", 1.0)
     means = "Where rewards are equal the target is flat, and nothing is left to be learned from them."
     mean = row.get("mean_log_reward")
-    powers = _number(floor) and _number(mean) and _number(beta)  # not where beta is found: its reward has no logarithm
-    if powers and floor > 0 and mean - beta * math.log(floor) < FLAT:
+    # where beta is found while training it is no number here, and the reward has no logarithm of a floor
+    if _number(floor) and floor > 0 and _number(mean) and _number(beta) and mean - beta * math.log(floor) < FLAT:
         saw = f"the mean log-reward is {mean:.3f}, and the floor's is {beta * math.log(floor):.3f}"
         remedy = "a lower reward floor, more exploration, or --replay 0.5 --replay-priority, which keeps the few good ones in sight"
         return log.find("reward_saturation", "warning", saw, means, remedy)

@@ -19,6 +19,7 @@ ONE_SIDED = 5.0  # nats between the two estimates of log Z that bound it from be
 SEEN = 0.5  # share of the way from random objects to the best asked that the best draws should have gone
 MATURE = 1000  # steps before which a run may still begin to learn; its end is looked at all the same
 BARELY = 0.02  # share of that way that tells a sampler from one that never learned,
+LITTLE = 0.1  # share of it by which an untrained policy may be above random objects
 ERRORS = 2.0  # and standard errors of the random objects' mean, where it is known
 
 
@@ -116,13 +117,18 @@ def one_sided_log_z(log: Any) -> Any:
 
 
 def _first(log: Any, row: dict[str, Any]) -> float | None:
-    """The mean score of random objects: the first ones asked about or, where all batches are the policy's own, its first."""
-    known = row.get("random_score")
-    if _number(known):
+    """The mean score of random objects: the first ones asked about or, where all batches are the policy's own, its first.
+
+    Where both are known an untrained policy need not be uniform: it may be above the random ones by a little.
+    """
+    known, best = row.get("random_score"), row.get("best_asked")
+    plain = not log.train.get("replay") and log.train.get("search", "none") == "none"
+    own = next((r["mean_score"] for r in log.rows if _number(r.get("mean_score"))), None) if plain else None
+    if not _number(known):
+        return own
+    if own is None or not _number(best):
         return known
-    if log.train.get("replay") or log.train.get("search", "none") != "none":
-        return None
-    return next((r["mean_score"] for r in log.rows if _number(r.get("mean_score"))), None)
+    return max(known, min(own, known + LITTLE * (best - known)))
 
 
 CHECKS = {

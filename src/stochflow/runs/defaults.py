@@ -77,7 +77,7 @@ def choose(task: Task, settings: Train, free: Collection[str], shipped: bool = F
     if settings.lag:  # batches wait for the oracle, and children would not
         wanted |= {"search": "none"}
     merged = dataclasses.replace(settings, **{k: v for k, v in wanted.items() if k in free})
-    fresh = merged.batch - round(merged.replay * merged.batch)
+    fresh = max(1, merged.batch - round(merged.replay * merged.batch))
     if "children" in free and merged.search != "none" and merged.children >= fresh:
         merged = dataclasses.replace(merged, children=max(2, fresh * 3 // 4))
     paced: dict[str, Any] = {k: v for k, v in _pace(merged, calls, fresh).items() if k in free}
@@ -93,7 +93,7 @@ def choose(task: Task, settings: Train, free: Collection[str], shipped: bool = F
     return merged, f"chose {words} because {why}{few}"
 
 
-def _pace(settings: Train, calls: int, fresh: int) -> dict[str, int]:
+def _pace(settings: Train, calls: int, fresh: int) -> dict[str, Any]:
     """How often the oracle is asked, and the steps after which a budget is spent for certain: rarely where it is small."""
     if not (settings.replay_rank and settings.replay > 0):  # nothing to learn from in between
         return {"ask_every": 1} | ({"steps": max(LONG["steps"], 2 * calls // fresh)} if calls else {})
