@@ -121,7 +121,8 @@ def _first(log: Any, row: dict[str, Any]) -> float | None:
 
     Where both are known an untrained policy need not be uniform: it may be above the random ones by a little.
     """
-    known, best = row.get("random_score"), row.get("best_asked")
+    known: Any = row.get("random_score")
+    best: Any = row.get("best_asked")
     plain = not log.train.get("replay") and log.train.get("search", "none") == "none"
     own = next((r["mean_score"] for r in log.rows if _number(r.get("mean_score"))), None) if plain else None
     if not _number(known):
