@@ -369,7 +369,7 @@ Eight objectives on the same tasks with the same seeds, batch, learning rate, ex
 * **GFN-DB** takes its own intention for what happened (intended labels), or what happened for its own intention (realised
   labels). Neither models the noise.
 * **SGFN-DB** is stochastic detailed balance: with the policy's exact posterior of the action, which makes it marginal detailed balance;
-  with a posterior learned by likelihood; and as published, with a posterior learned through the residual ([why that is unsound](method.md#joint)).
+  with a posterior learned by likelihood (measured with one pair of action and move drawn for it at each state; now up to eight are); and as published, with a posterior learned through the residual ([why that is unsound](method.md#joint)).
 * **flow KL** is the state-level KL + flow gap alone. **SGFN-KL** = SGFN-DB + {weight} x r_gamma x (flow KL + flow gap) with
   gamma = {gamma}, over the sound and over the published form.
 

@@ -13,6 +13,7 @@ from stochflow.ops import NEG, arange, gumbel_argmax, keep, masked_log_softmax, 
 from stochflow.types import World
 from stochflow.worlds.env import Channel
 
+PAIRS, NUMBERS = 8, 1 << 24  # drawn at each state for the head, which costs no oracle call; numbers its output may have
 POSSIBLE = -9.0  # log P(move | action) below which a pair counts as impossible (a softmax never reaches zero)
 
 
@@ -50,30 +51,37 @@ def head_law(
 def head_likelihood(world: World) -> Tensor:
     """[S]: minus the mean log-likelihood of the head, on pairs of the current policy at the states of the batch.
 
-    At each visited state an action is drawn from the policy as it is and a move from the model of the noise, so
-    that exploration, replay and logs choose the states and nothing else: the head's optimum is the posterior under
-    pi and P, whoever brought the batch.
+    At each visited state actions are drawn from the policy as it is and moves from the model of the noise, so that
+    exploration, replay and logs choose the states and nothing else: the head's optimum is the posterior under pi and P,
+    whoever brought the batch.
     """
     env, policy, dynamics, traj = world.task.env, world.policy, world.dynamics, world.trajectories
     here = traj.states[:-1]
-    mask = env.moves(here)
-    legal = env.real_moves(mask)
-    memory = remembered(dynamics, traj)
 
     def flat(x: Tensor) -> Tensor:  # [T, S, B, D] -> [S, T * B, D]
         return x.transpose(0, 1).flatten(1, 2)
 
     def timed(x: Tensor) -> Tensor:  # and back
-        return x.unflatten(1, (here.shape[0], here.shape[2])).transpose(0, 1)
+        return x.unflatten(1, (here.shape[0], -1)).transpose(0, 1)
+
+    pairs = max(1, min(PAIRS, NUMBERS // (here[..., 0].numel() * env.num_moves**2)))
+
+    def each(x: Tensor) -> Tensor:  # [T, S, B, ...] -> [T, S, pairs * B, ...]
+        return torch.cat([x] * pairs, 2)
 
     with torch.no_grad():
-        logits = timed(policy(flat(here)).forward)
+        logits = each(timed(policy(flat(here)).forward))
+        memory = remembered(dynamics, traj)
+        memory = None if memory is None else each(memory)
+        here, alive = each(here), each(traj.alive)
+        mask = env.moves(here)
+        legal = env.real_moves(mask)
         action = gumbel_argmax(keep(mask, logits, NEG))
         move = gumbel_argmax(keep(legal, dynamics.log_probs(here, legal, action, memory), NEG))
-    noisy = traj.alive & legal.any(-1)
-    if env.stop is not None:  # STOP is exact and needs no posterior
-        noisy = noisy & (action != env.stop)
-    child = torch.where(noisy.unsqueeze(-1), env.step(here, move), here)
+        noisy = alive & legal.any(-1)
+        if env.stop is not None:  # STOP is exact and needs no posterior
+            noisy = noisy & (action != env.stop)
+        child = torch.where(noisy.unsqueeze(-1), env.step(here, move), here)
     head = timed(policy(flat(child)).back_action)
     law = head_law(dynamics, here, legal, head, action, move, memory)
     return masked_mean(-pick(law, action), noisy, (0, 2))
