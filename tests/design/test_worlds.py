@@ -145,7 +145,7 @@ def test_several_columns_spread_over_the_front(lab, tmp_path, monkeypatch):
     rows = read_csv(tmp_path / "plates/rounds/001/proposal.csv")
     assert len({r["preference"] for r in rows}) == 8
     assert rows[0]["preference"] == "0.667 0.333"
-    assert all("predicted y " in r["reason"] and " and z " in r["reason"] for r in rows)
+    assert all("predicted y " in r["reason"] and ", z " in r["reason"] for r in rows)
     y = np.array([float(r["predicted_y"]) for r in rows])
     share = np.array([float(r["preference"].split()[0]) for r in rows])
     assert np.mean(y[share >= np.median(share)]) > np.mean(y[share < np.median(share)])

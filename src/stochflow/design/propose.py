@@ -300,7 +300,7 @@ def _reason(row: Row, settings: Settings, ask: Ask) -> str:
     """One sentence that a person at the bench can read."""
     single = len(settings.columns) == 1
     named = [(c.name, "predicted" if single else f"predicted_{c.name}") for c in settings.columns]
-    said = ["predicted " + " and ".join(f"{name} {row[key]:.3g}" for name, key in named)]
+    said = ["predicted " + ", ".join(f"{name} {row[key]:.3g}" for name, key in named)]
     if single and "low80" in row:
         said.append(f"80 % interval {row['low80']:.3g} to {row['high80']:.3g}")
     far = row["distance"]
