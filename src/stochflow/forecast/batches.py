@@ -6,7 +6,7 @@ value: their bins are chosen one after the other, step by step.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,21 +40,15 @@ class Batch(NamedTuple):
         return {"mse": float(off.square().mean()), "mae": float(off.abs().mean())}
 
 
-def windows_task(
-    series: Tensor,
-    horizon: int,
-    bins: int = 33,
-    targets: tuple[int, ...] = (0,),
-    channel: Channel | None = None,
-    power: int = 2,
-    beta: float = 0.0,
-) -> Batch:
-    """The task of forecasting the last `horizon` steps of windows [B, steps, features] from the steps before them.
+def windows_of(series: Any, horizon: int, targets: tuple[int, ...] = (0,)) -> tuple[Windows, Tensor]:
+    """(windows of a batch [B, steps, features], ratio [B, horizon * targets] of each value's unit to the window's scale).
 
-    Values are centred on the last one seen of each column and measured in units of its changes in the window. The reward is
-    exp(-beta mean |error|^power) as in modes mse and mae; `beta` 0 is half the number of values.
+    The last `horizon` steps of each are what is to be forecast; everything else is read off the steps before them.
     """
-    batch = torch.as_tensor(series, dtype=torch.float64)
+    try:
+        batch = torch.as_tensor(series, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"time_series cannot be read as numbers ({error}): give [batch, steps, features]") from None
     if batch.dim() != 3:
         raise UserError(f"time_series must be [batch, steps, features], but has shape {tuple(batch.shape)}")
     if not bool(torch.isfinite(batch).all()):
@@ -92,18 +86,41 @@ def windows_task(
         series=torch.arange(rows),
         origin=torch.full((rows,), width),
     )
-    limit = min(max(1.1 * float(target.abs().max()), 1.0), 20.0)
-    env = _Columns(windows, Bins(bins, limit), ratio)
-    count = target.shape[1]
+    return windows, ratio
+
+
+def windows_task(
+    series: Tensor,
+    horizon: int,
+    bins: int = 33,
+    targets: tuple[int, ...] = (0,),
+    channel: Channel | None = None,
+    power: int = 2,
+    beta: float = 0.0,
+) -> Batch:
+    """The task of forecasting the last `horizon` steps of windows [B, steps, features] from the steps before them.
+
+    Values are centred on the last one seen of each column and measured in units of its changes in the window. The reward is
+    exp(-beta mean |error|^power) as in modes mse and mae; `beta` 0 is half the number of values.
+    """
+    windows, ratio = windows_of(series, horizon, targets)
+    limit = min(max(1.1 * float(windows.target.abs().max()), 1.0), 20.0)
+    env = Columns(windows, Bins(bins, limit), ratio)
+    count = windows.target.shape[1]
     task = Task(env, channel or Exact(), Nearness(env, power), Linear(beta or count / 2))
-    return Batch(task, torch.arange(rows), horizon, tuple(targets))
+    return Batch(task, torch.arange(len(windows.scale)), horizon, tuple(targets))
 
 
-class _Columns(Series):
+class Columns(Series):
     """A series whose values have units of their own, column by column."""
 
     def __init__(self, windows: Windows, bins: Bins, ratio: Tensor):
         super().__init__(windows, bins)
+        self.ratio = ratio
+
+    def use(self, windows: Windows, ratio: Tensor) -> None:
+        """Speak of other windows of the same shape from now on; whatever encodes windows must be attached anew."""
+        super().__init__(windows, self.bins)
         self.ratio = ratio
 
     def unscale(self, value: Tensor, row: Tensor) -> Tensor:
