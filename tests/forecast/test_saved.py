@@ -13,6 +13,7 @@ from stochflow.cli.commands import main
 from stochflow.errors import UserError
 from stochflow.forecast import Forecast, Forecaster, forecast_command, shipped
 from stochflow.forecast.calibration import covered, first_passage, joint, lag_correlation
+from stochflow.forecast.command import Tilt, resume_folder
 from stochflow.forecast.rivals import naive, normal_crps
 
 QUICK = {"horizon": 4, "encoder": "mlp", "seeds": 2, "steps": 20, "samples": 60, "hidden": 16, "bins": 17}
@@ -209,6 +210,23 @@ def test_other_commands_take_the_folder(folder, tmp_path, capsys):
     assert json.loads((folder / "model.json").read_text())["settings"]["steps"] == 30
 
 
+def test_resuming_renews_everything_but_the_back_test(folder, tmp_path):
+    out = tmp_path / "tilted"
+    forecast_command(Forecast(**QUICK), None, out, model=folder, tilt=Tilt(tall, "tall", 0.02))
+    (out / "metrics.json").write_text(json.dumps({**json.loads((out / "metrics.json").read_text()), "mase": 1.0}))
+    assert (out / "tilted.csv").is_file()
+    before = json.loads((out / "config.json").read_text())["forecast"]["steps"]
+    (out / "fan.png").write_bytes(b"old")
+    resume_folder(out, before + 10)
+    assert json.loads((out / "config.json").read_text())["forecast"]["steps"] == before + 10
+    assert (out / "fan.png").read_bytes()[1:4] == b"PNG"
+    assert json.loads((out / "metrics.json").read_text()) == {"mase": 1.0}
+    assert not list(out.glob("tilted*"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tilted"]
+    with pytest.raises(UserError, match="was allowed"):
+        resume_folder(out, before)
+
+
 def test_a_saved_forecaster_is_used_on_new_data_and_tilted(folder, tmp_path):
     new = shipped("air_passengers")
     file = tmp_path / "new.csv"
@@ -218,6 +236,8 @@ def test_a_saved_forecaster_is_used_on_new_data_and_tilted(folder, tmp_path):
     assert main(words) == 0
     table = pd.read_csv(tmp_path / "out" / "forecasts.csv")
     assert table["ds"].iloc[0] == "1960-01-01"
+    main(["sample", str(tmp_path / "out"), "-n", "3", "--out", str(tmp_path / "drawn.csv")])
+    assert list(pd.read_csv(tmp_path / "drawn.csv")["ds"][:6]) == list(table["ds"])  # the folder keeps the new data
     again = Forecaster.load(folder)
     found = again.tilt(tall, 0.02, steps=10, samples=200)
     assert found.paths.sum(1).mean() > found.own.sum(1).mean()
