@@ -294,3 +294,23 @@ def test_outputs_replace_regular_files_alone(place, capfd):
     assert main(["resume", "run", "--steps", "6", "--quiet"]) == 0
     assert precious.read_text() == "mine"
     assert Path("/dev/null").is_char_device()
+
+
+def test_a_folder_cannot_have_another_file_written(place, capfd, caplog):
+    """`oracle_cache` names a file that is appended to: one that a folder names is never made, and never another kind of file."""
+    task = tasks.strings_task(lambda texts: [1.0 + t.count("A") for t in texts], "AC", 3)
+    train(task, out="run", steps=1, batch=2, hidden=4)
+    config = json.loads((place / "run" / "config.json").read_text())
+    precious = place / "precious"
+    precious.write_text("export PATH=/bin")
+    for name in ("precious", "new"):
+        config["train"]["oracle_cache"] = str(place / name)
+        (place / "run" / "config.json").write_text(json.dumps(config))
+        if name == "new":
+            resume("run", 4, task=task)
+            assert "are not there and are left out" in caplog.text
+        else:
+            with pytest.raises(UserError, match="is not an oracle's answer"):
+                resume("run", 3, task=task)
+    assert precious.read_text() == "export PATH=/bin"
+    assert not (place / "new").exists()

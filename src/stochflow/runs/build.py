@@ -9,6 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from stochflow.engines.base import Request
 from stochflow.engines.choose import walk
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.reading import shown
 from stochflow.law.floors import caution
 from stochflow.law.measure import SAMPLES, Yardstick, forked, scored, summarise
 from stochflow.law.parts import residual_parts
@@ -91,6 +93,14 @@ def lasting(task: Task, settings: Train, before: Task | None = None, made_from: 
     if before is not None and isinstance(before.oracle, Cached):
         oracle.go_on_from(before.oracle)
     return task._replace(oracle=oracle)
+
+
+def from_folder(settings: Train) -> Train:
+    """Settings as a run folder names them, which may be a stranger's: no file is made where it says, only one that is there is shared."""
+    if settings.oracle_cache and not os.path.isfile(settings.oracle_cache):
+        log.warning("the shared answers %s are not there and are left out", shown(settings.oracle_cache))
+        return replace(settings, oracle_cache="")
+    return settings
 
 
 def _patient_oracle(made_from: Any, settings: Train) -> TextOracle:

@@ -22,7 +22,7 @@ from stochflow.law.verdict import verdict
 from stochflow.runs import defaults, ranks, trust
 from stochflow.runs.answers import ANSWERS, LATER, answers_kept, recall_ranks, workers_ready
 from stochflow.runs.beside import rivals
-from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, lasting, make_task, pick_device
+from stochflow.runs.build import IN_PYTHON, Experiment, check_at_the_door, from_folder, lasting, make_task, pick_device
 from stochflow.runs.config import Config, Train, UserTask, configure
 from stochflow.runs.folder import Checkpoint, Run, environment
 from stochflow.runs.session import Interrupted, OnProgress, OnStart, Result, Session, every, may_fail
@@ -167,7 +167,9 @@ def resume(
         if group is not None and group.rank > 0:
             config, found, threads = group.from_first()
             _same_threads(config, threads)
-            made = lasting(_rebuilt(task, config.task, path), config.train, made_from=_made_from(task, config.task))
+            made = lasting(
+                _rebuilt(task, config.task, path), from_folder(config.train), made_from=_made_from(task, config.task)
+            )
             experiment = Experiment(config, made, values=_values(objects, config, path))
             ranks.begin(experiment.trainer, group, config.train.seed)
             return _follow(experiment, group, found)
@@ -186,7 +188,9 @@ def resume(
             _same_threads(config, threads)
             if group is not None:
                 group.from_first((config, found, threads))
-            made = lasting(_rebuilt(task, config.task, path), config.train, made_from=_made_from(task, config.task))
+            made = lasting(
+                _rebuilt(task, config.task, path), from_folder(config.train), made_from=_made_from(task, config.task)
+            )
             with workers_ready(made), answers_kept(made, run), _tracked(track, run, on_progress) as progress:
                 experiment = Experiment(config, made, values=values)
                 if group is not None:
@@ -267,7 +271,9 @@ def open_run(
     found = run.load()
     if found is None:
         raise UserError(f"{path} has no checkpoint yet: train it further with `stochflow resume {path}`")
-    made = lasting(_rebuilt(task, run.config.task, path), dataclasses.replace(run.config.train, oracle_workers=""))
+    made = lasting(
+        _rebuilt(task, run.config.task, path), dataclasses.replace(from_folder(run.config.train), oracle_workers="")
+    )
     if isinstance(made.oracle, Cached):
         made.oracle.recall(run.path / ANSWERS)
         recall_ranks(made.oracle, run.path)

@@ -18,6 +18,7 @@ from stochflow.files.reading import MB, parse_json, read_bytes, shown
 from stochflow.files.writing import appending, refuse_special
 
 LARGEST = torch.finfo(torch.float32).max  # scores are kept in float32: beyond this they would be infinite
+BEGIN = b'{"text"'  # of every line
 JOURNAL = 4096 * MB  # the most that is read of remembered answers
 log = logging.getLogger("stochflow")
 
@@ -44,7 +45,7 @@ def read_shared(path: Path) -> dict[str, float]:
         return {}
     found, torn = dict[str, float](), 0
     for place, line in enumerate(read_bytes(path, JOURNAL).split(b"\n"), start=1):
-        if line.startswith(b"{") and not line.endswith(b"}"):
+        if line and not line.endswith(b"}") and (line.startswith(BEGIN) or BEGIN.startswith(line)):
             torn += 1
         elif line:
             answer = _answer(line, place, path)
