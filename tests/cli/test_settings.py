@@ -19,7 +19,7 @@ SLIPS = """forecast s.csv --out new --samples 1000000000|forecast s.csv --out ne
     design propose camp --seed=-1|design propose camp --seed 99999999999999999999|design propose camp --steps 99999999999999999999
     sweep grid --grid lr=1e-3 --workers=-1 --out new|sweep grid --grid lr=1e-3 --workers 99999999 --out new|sweep grid --grid lr=1..2 --trials 99999999999 --out new
     train rna --structure (((...))) --oracle-workers 100000 --out new|train rna --structure (((...))) --oracle-workers 99999999999999999999 --out new
-    train grid --look 99999999999 --out new|train grid --look 90000000 --side 99 --ndim 9 --out new|train grid --children 99999999999 --search population --out new"""
+    train grid --side 3 --beside ga --out new|train grid --beside nosuch --out new|train grid --look 99999999999 --out new|train grid --look 90000000 --side 99 --ndim 9 --out new|train grid --children 99999999999 --search population --out new"""
 
 
 @pytest.fixture(scope="module")

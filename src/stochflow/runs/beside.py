@@ -17,14 +17,16 @@ from stochflow.types import Task
 from stochflow.worlds.strings import Strings
 
 
-def rivals(words: str) -> list[str]:
-    """The names behind `--beside ga,random`."""
+def rivals(words: str, env: Any = None) -> list[str]:
+    """The names behind `--beside ga,random`; UserError where there is no such rival, or `env` is not one that they vary."""
     names = [w.strip() for w in words.split(",") if w.strip()]
     for name in names:
         if name not in RIVALS:
             raise UserError(
                 f"--beside {name}: there is no such rival{did_you_mean(name, RIVALS)}; take {', '.join(RIVALS)}"
             )
+    if names and env is not None and not isinstance(env, Strings):
+        raise UserError(f"--beside {words}: the rivals vary strings, and {env!r} builds none: leave it out")
     return names
 
 

@@ -96,7 +96,7 @@ def train(
         config = configure(UserTask(IN_PYTHON) if given is not None else task, **settings)
     config = dataclasses.replace(config, values=values.described())
     made = make_task(config.task) if given is None else given
-    rivals(config.train.beside)
+    rivals(config.train.beside, made.env)
     if track != "none":
         check_tracker(track)
     chosen, why = defaults.choose(made, config.train, free, not isinstance(config.task, UserTask))
