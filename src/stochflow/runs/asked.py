@@ -22,8 +22,7 @@ from stochflow.types import Task
 from stochflow.worlds.strings import Strings
 
 BEST = 100  # designs a person looks at
-DOOR = 16  # random objects that a user's oracle is tried on before training,
-RANDOM = 48  # and so many with the first ones of training, whose policy and population are still random
+DOOR = 16  # random objects that a user's oracle is tried on before training
 AMONG = 5000  # of the best, among which those at a distance are looked for
 
 
@@ -61,14 +60,14 @@ def random_figures(oracle: Any, train: Train, at_the_door: bool) -> dict[str, fl
     """Of random objects, as the first ones asked about were: the mean score, its standard error, and what random search finds.
 
     `random_top` estimates the mean of the 100 best of as many random objects as were paid for; {} where there are none.
-    Those asked at the door come first; what follows is random where no known object is among it, and in a fixed order
-    where one process asks.
+    Those asked at the door come first, then the first batch: all of it, so that the order of several workers' answers
+    does not matter. It is random where no known object is in it.
     """
     if not isinstance(oracle, Cached):
         return {}
-    sure = DOOR if at_the_door else 0
-    alone = not train.start and not train.oracle_workers and not train.lag
-    scores = torch.tensor(list(oracle.met.values())[: RANDOM if alone else sure], dtype=torch.float64)
+    first = 0 if train.start else (train.batch - round(train.replay * train.batch)) * train.seeds
+    count = (DOOR if at_the_door else 0) + first
+    scores = torch.tensor(list(oracle.met.values())[:count], dtype=torch.float64).sort().values
     if len(scores) < DOOR // 2:
         return {}
     return {
