@@ -227,7 +227,7 @@ def _ours(s: State, channel: np.ndarray | None) -> list[str]:
 
     With a `channel` an order is worth the gain expected of what is made of it, which is none where that is known already.
     """
-    from stochflow.design.acquisition import ExpectedImprovement, log_target
+    from stochflow.design.acquisition import ExpectedImprovement, log_target, on_its_scale
     from stochflow.design.batch import spread
     from stochflow.design.generate import Effort
     from stochflow.design.model import through
@@ -237,23 +237,22 @@ def _ours(s: State, channel: np.ndarray | None) -> list[str]:
     ranked = sorted(s.known.values(), reverse=True)
     kind, bar = ExpectedImprovement(), ranked[min(TOP, max(len(ranked) // 4, 1)) - 1]
 
-    def gain(texts: Any) -> np.ndarray:
+    def believed(texts: Any) -> Prediction:
         p = s.model(texts)
-        return kind(Prediction(p.mean, STRETCH * p.sd + 1e-3, p.draws), bar)
+        return Prediction(p.mean, STRETCH * p.sd + 1e-3, p.draws)
 
-    if s.world.texts:
-        value = gain(s.world.texts)
+    if channel is not None and s.world.texts:
+        value = kind(believed(s.world.texts), bar)
         at = {t: i for i, t in enumerate(s.world.texts)}
-        if channel is not None:
-            value[[at[t] for t in s.known]] = 0
-            value = through(channel, value[None], s.world.length)[0]
+        value[[at[t] for t in s.known]] = 0
+        value = through(channel, value[None], s.world.length)[0]
 
         def score(texts: Any) -> np.ndarray:
             return log_target(value[[at[t] for t in texts]], kind)
     else:
 
         def score(texts: Any) -> np.ndarray:
-            return log_target(gain(texts), kind)
+            return on_its_scale(kind, believed(texts), bar)
 
     start = sorted(s.known, key=lambda t: -s.known[t])[:256]
     found = candidates(s.env, s.world.accepts, score, start, s.batch, Effort(steps=100), s.seed)
