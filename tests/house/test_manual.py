@@ -42,6 +42,29 @@ def test_the_reference_holds_every_public_name_and_every_subcommand():
     assert commands.count("--subtb-lambda") == 1, "the flags of training stand once"
 
 
+def test_every_key_that_a_run_writes_down_stands_on_the_page_of_metrics(tmp_path):
+    from stochflow import strings_task, train
+
+    small = {"steps": 4, "batch": 8, "hidden": 8, "eval_every": 2, "log_every": 2}
+    long = {"search": "population", "children": 4, "replay": 0.25, "replay_rank": True, "oracle_calls": 60, "seeds": 2}
+    task = strings_task(lambda texts: [0.1 + t.count("G") for t in texts], "ACGT", 24)
+    runs = [
+        train("grid", side=3, stick=0.2, seeds=2, out=tmp_path / "a", **small),
+        train("tfbind8", stick=0.2, objective="sgfn-kl", out=tmp_path / "b", **small),
+        train("gc", length=3, out=tmp_path / "c", **small),
+        train(task, out=tmp_path / "d", **small, **long),
+    ]
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    written = {key for run in runs for key in run.summary}
+    for run in runs:
+        for line in (run.path / "metrics.jsonl").read_text().splitlines():
+            written |= json.loads(line).keys()
+    assert len(written) > 60
+    named = {key for key in written if f"| `{key}` |" in page}
+    ends = {key for key in written - named if re.sub("_(low|high)$", "", key) in named}
+    assert written - named - ends <= {"seconds"}, "`time` says what it is"
+
+
 def test_the_tables_of_scaling_are_the_committed_ones():
     module = runpy.run_path(str(ROOT / "benchmarks" / "scaling.py"), run_name="script")
     page = module["PAGE"].read_text()
