@@ -179,6 +179,7 @@ class Session:
                 raise
             self.spent = True
         finally:
+            self._settle()  # what is in flight is still within training's part
             oracle.budget = t.oracle_calls
 
     def _interrupted(self) -> Interrupted:
@@ -323,9 +324,12 @@ class Session:
         try:
             yield
         finally:
-            for part in self.trainer.source.modules():
-                if isinstance(part, Ahead):
-                    part.settle()
+            self._settle()
+
+    def _settle(self) -> None:
+        for part in self.trainer.source.modules():
+            if isinstance(part, Ahead):
+                part.settle()
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
