@@ -16,6 +16,8 @@ from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
 from stochflow.nets.transformer import Transformer
 from stochflow.noise.dynamics import Known
+from stochflow.runs.config import configure
+from stochflow.runs.experiment import Experiment
 from stochflow.scores.rewards import Linear
 from stochflow.training.sources import OnPolicy
 from stochflow.training.trainer import Trainer
@@ -97,3 +99,19 @@ def test_without_numba_the_sentence_says_so(monkeypatch):
 def test_every_engine_says_what_it_supports():
     for engine in engines().values():
         assert all(engine.support)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"objective": "tb", "stick": 0.0}, {"objective": "db", "stick": 0.3, "layers": 1}], ids=str
+)
+def test_all_that_training_needs_is_compiled_when_numba_is_chosen(settings):
+    """So that a loop that does not compile is known before the first iteration."""
+    pytest.importorskip("numba")
+    from stochflow.engines.numba import gradient, noise, update, walk
+
+    trainer = Experiment(configure("grid", side=4, batch=4, hidden=8, engine="numba", device="cpu", **settings)).trainer
+    loops = [walk.walk, gradient.residuals, gradient.backward, gradient.weight_gradients, gradient.feature_gradients]
+    loops += [update.update, noise.noise_forward, noise.noise_gradient]
+    before = [len(loop.signatures) for loop in loops]
+    trainer.train(3, every=2)
+    assert [len(loop.signatures) for loop in loops] == before
