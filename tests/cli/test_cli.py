@@ -203,6 +203,7 @@ def test_a_users_own_function_is_a_task(tmp_path, monkeypatch, capsys):
     assert main(["train", "own_task_module:gc", "--length", "2", "--out", "run", *SMALL]) == 0
     out = capsys.readouterr().out
     assert out.startswith("run folder: run\n")
+    assert f"\n{json.loads((tmp_path / 'run' / 'environment.json').read_text())['choice']}\n" in out
     assert "run/samples.fasta" in out
     assert main(["sample", "run", "-n", "4", "--format", "fasta", "--task", "own_task_module:gc"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -80,8 +80,9 @@ def test_a_run_whose_kernel_does_not_compile_goes_on_with_the_next_engine(broken
     done = train("grid", side=3, steps=3, batch=4, hidden=4, out=tmp_path / "run")
     assert done.summary["step"] == 3
     assert "'nowhere_defined'" in done.summary["engine"]
-    reasons = json.loads((done.path / "environment.json").read_text())["reasons"]
-    assert any("'nowhere_defined'" in reason for reason in reasons["gradient"])
+    noted = json.loads((done.path / "environment.json").read_text())
+    assert any("'nowhere_defined'" in reason for reason in noted["reasons"]["gradient"])
+    assert noted["choice"] == done.summary["engine"]
 
 
 def test_asked_for_by_name_it_is_an_error_in_the_compilers_words(broken):

@@ -77,9 +77,10 @@ class Progress:
             return
         print(f"run folder: {shown(path)}", flush=True)
         with contextlib.suppress(UserError):
-            chosen = (read_json(path / "config.json") or {}).get("chosen")
-            if chosen and step == 0:
-                print(one_line(str(chosen)), flush=True)
+            config, found = (read_json(path / name) or {} for name in ("config.json", "environment.json"))
+            for line in (config.get("chosen"), found.get("choice")):
+                if line and step == 0:
+                    print(one_line(str(line)), flush=True)
         self.begun, self.first = time.monotonic(), step
         if sys.stdout.isatty():
             from rich.progress import BarColumn, TextColumn

@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
     def describe(self) -> dict[str, Any]:
         """As it stands in environment.json."""
         names = {op: getattr(self, op).name for op in OPERATIONS}
-        return {"engine": self.gradient.name, "operations": names, "reasons": self.reasons}
+        return {"engine": self.gradient.name, "choice": self.sentence(), "operations": names, "reasons": self.reasons}
 
     def sentence(self) -> str:
         """One line: "engine: eager, because numba does not cover ..."."""

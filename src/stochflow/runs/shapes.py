@@ -45,6 +45,7 @@ ENVIRONMENT = {
     "task": optional(mapping({}, more=text())),
     "argv": optional(list_of(text())),
     "engine": _word,
+    "choice": _word,
     "operations": optional(mapping({}, more=text())),
     "reasons": optional(mapping({}, more=list_of(text()))),
 } | dict.fromkeys(("stochflow", "commit", "python", "platform", "device"), _word)
