@@ -147,6 +147,18 @@ class TestTrace:
         with pytest.raises(RuntimeError, match="before the weights changed: walk again"):
             trainer.learn(walk)
 
+    def test_weights_that_an_optimiser_of_ones_own_has_changed_are_noticed(self, name, env):
+        if name == "cuda":
+            pytest.skip("a kernel would have to be waited for: there, `FlatParameters.changed` has to be called")
+        trainer = make(name, env)
+        trainer.train(2)
+        walk, weights = scored(trainer), list(trainer.policy.parameters())
+        optimiser = torch.optim.SGD(weights, lr=1e-3)
+        trainer.policy(walk.trajectories.states[0]).forward.square().sum().backward()
+        optimiser.step()
+        with pytest.raises(RuntimeError, match="before the weights changed: walk again"):
+            trainer.learn(walk)
+
     def test_it_is_an_error_for_another_policy(self, name, env):
         one, other = make(name, env), make(name, env)
         with pytest.raises(RuntimeError, match="of another policy"):

@@ -22,7 +22,7 @@ def doctor(config: Config | None) -> str:
 
     lines = [f"stochflow {__version__}, Python {platform.python_version()}, {platform.platform()}"]
     lines += ["", "packages", *[f"  {name:<12} {_version(name)}" for name in PACKAGES]]
-    lines += ["", "devices", f"  cpu          {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch"]
+    lines += ["", "devices", f"  cpu          {os.cpu_count()} cores, of which torch uses {torch.get_num_threads()}"]
     for i in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(i)
         lines.append(f"  cuda:{i}       {properties.name}, {properties.total_memory / 2**30:.0f} GiB")

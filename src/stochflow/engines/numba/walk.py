@@ -252,6 +252,14 @@ class NumbaTrace(Trace):
         super().__init__(weights, torch.from_numpy(paths.final))
         self.space, self.paths = space, paths
 
+    @property
+    def holds(self) -> bool:
+        """Also false where the head is not that of the walk any more: weights were changed by code that did not say so."""
+        same = all(
+            np.array_equal(own.view(np.int32), copy.view(np.int32)) for own, copy in self.space.copies
+        )  # NaN too
+        return super().holds and same
+
 
 class NumbaTraces(Traces):
     """One workspace, which a walk uses again if the weights have changed since the walk before; otherwise it has its own."""
