@@ -145,20 +145,25 @@ def render(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def pooled(found: dict[str, Any]) -> dict[str, float]:
-    """Coverage of facts about whole futures over all windows of all sets, and mean lag-1 correlations over the sets."""
-    cases = [c for c in found["cases"].values() if c["ours"]["0"]["joint"]]
-    count = np.array([len(c["ours"]["0"]["windows"]) for c in cases], dtype=float)
+def pooled(found: dict[str, Any]) -> dict[str, Any]:
+    """Coverage of facts about whole futures over all windows of all sets, and mean lag-1 correlations over the sets: mean, least and most over the seeds."""
+    cases = list(found["cases"].values())
+    each = [_pooled([c["ours"][seed] for c in cases]) for seed in cases[0]["ours"]]
+    made: dict[str, Any] = {k: float(np.mean([x[k] for x in each])) for k in each[0]}
+    ranges = {k: [min(x[k] for x in each), max(x[k] for x in each)] for k in each[0]}
+    return {**made, "seeds": len(each), "range_over_seeds": ranges}
+
+
+def _pooled(ours: list[dict[str, Any]]) -> dict[str, float]:
+    """The same of one seed's results."""
+    cases = [x for x in ours if x["joint"]]
+    count = np.array([len(x["windows"]) for x in cases], dtype=float)
     made = {}
     for key in ("coverage_80_total", "coverage_80_maximum", "coverage_80_difference"):
-        each = np.array([c["ours"]["0"]["joint"][key] for c in cases])
+        each = np.array([x["joint"][key] for x in cases])
         made[key] = float(each @ count / count.sum())
         made[f"{key}_mean_of_sets"] = float(each.mean())
-    lags = [
-        (c["ours"]["0"]["joint"]["lag_1_real"], c["ours"]["0"]["joint"]["lag_1_sampled"])
-        for c in cases
-        if "lag_1_real" in c["ours"]["0"]["joint"]
-    ]
+    lags = [(x["joint"]["lag_1_real"], x["joint"]["lag_1_sampled"]) for x in cases if "lag_1_real" in x["joint"]]
     real, sampled = np.array(lags).T
     return {
         **made,
