@@ -408,7 +408,8 @@ class Cached(Around):
         before, free, blanks = self.known, self.free, self.blanks
         self.known, self.free, self.blanks = {}, set(), set()
         with on_disk(self.file):
-            self.recall(self.file)
+            if self.recall(self.file):
+                append(self.file, [])  # cuts off what a crash cut short
         news = {t: v for t, v in before.items() if t not in self.known}
         self.free |= free & news.keys()
         self.blanks |= blanks & news.keys()
