@@ -294,6 +294,16 @@ def test_a_sweep_of_a_task_of_ones_own_goes_on_when_its_code_is_named_again(tmp_
     assert commands.main(["sweep", "s", "--workers", "1", "--task", "own_tasks:gc"]) == 0
 
 
+def test_a_parameter_with_the_name_of_a_flag_of_sweep_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gridded.py").write_text(
+        "from stochflow import Task, strings_task\n"
+        "def task(grid: int = 2) -> Task:\n    return strings_task(lambda t: [1.0] * len(t), 'AB', grid)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert commands.main("sweep gridded:task --grid lr=1e-3".split()) == 2
+    assert 'the parameter "grid" of gridded:task is a flag of `stochflow sweep` too' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("damage", ["../elsewhere", "0001-a/../../b", "/tmp/x"])
 def test_a_sweep_file_cannot_point_out_of_its_folder(damage, tmp_path):
     made = sweep(BASE, {"lr": [1e-3]}, tmp_path / "s")

@@ -102,6 +102,9 @@ def parse_task(
 ) -> Any:
     """Flags of the task, of training and of the command, side by side and without prefixes."""
     kind = settings_class(name) if defaults is None else type(defaults)
+    for own in dataclasses.fields(kind):
+        if own.name in {flag for flag, *_ in extra}:
+            raise UserError(f'the parameter "{own.name}" of {name} is a flag of `stochflow {command}` too: rename it')
     needed = any(
         f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in dataclasses.fields(kind)
     )
