@@ -200,7 +200,7 @@ class RayPool(Pool):
         self._score = ray.remote(num_cpus=1, max_retries=DEATHS)(_score_there)
         try:
             answers = ray.get([self._score.remote(self._payload, []) for _ in range(2 * self.workers)])
-            failure = next((error for _, error in answers if error is not None), None)
+            failure = next((error for _, error, _ in answers if error is not None), None)
         except ray.exceptions.RayError as problem:
             failure = UserError(f"Ray's workers cannot begin: {_last_line(problem)}")
         if failure is not None:
