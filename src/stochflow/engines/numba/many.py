@@ -155,7 +155,7 @@ class Many:
         self.state = policy.state
         if flat is not None and noise is not None and log_k is not None:
             models = model_of(flat.averaged()), model_of(dict(flat.named))
-            memory, losses = new_noise(job.dynamics, paths.moves.shape), np.empty(space.shape[0], dtype=np.float32)
+            memory, losses = new_noise(models[0], paths.moves.shape), np.empty(space.shape[0], dtype=np.float32)
             fixed: tuple[Any, ...] = (
                 space.world.rules,
                 self.batch,

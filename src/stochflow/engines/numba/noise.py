@@ -160,9 +160,10 @@ NOWHERE = np.empty((0, 0, 0, 0), dtype=np.float32)
 @torch.no_grad()
 def arrivals(dynamics: Dynamics, weights: Mapping[str, Tensor], traj: Trajectories) -> Tensor:
     """`Neural.arrivals` with these weights at all steps: [T, S, B, M], anything where no move was made."""
-    batch, noise = _batch(traj), new_noise(dynamics, traj.moves.shape)
+    batch, model = _batch(traj), model_of(weights)
+    noise = new_noise(model, traj.moves.shape)
     out = np.empty((*batch.moves.shape, dynamics.env.num_moves), dtype=np.float32)
-    given = (rules_of(dynamics), batch, model_of(weights), noise, out)
+    given = (rules_of(dynamics), batch, model, noise, out)
     in_parts(lambda s, e: call(noise_forward, Share(s, e), *given), batch.moves.shape[1])
     return torch.from_numpy(out)
 
@@ -170,9 +171,10 @@ def arrivals(dynamics: Dynamics, weights: Mapping[str, Tensor], traj: Trajectori
 @torch.no_grad()
 def learn(dynamics: Dynamics, flat: FlatParameters, traj: Trajectories) -> Tensor:
     """The gradient of each seed's `Neural.loss` into the `flat` parameters; the loss [S]."""
-    rules, batch, noise = rules_of(dynamics), _batch(traj), new_noise(dynamics, traj.moves.shape)
+    rules, batch = rules_of(dynamics), _batch(traj)
     learns = np.ascontiguousarray(trainable_steps(dynamics.env, traj).numpy())
     model, gradient = model_of(flat.named), model_of(flat.gradients)
+    noise = new_noise(model, traj.moves.shape)
     losses = np.empty(batch.moves.shape[1], dtype=np.float32)
 
     def work(s: int, e: int) -> None:
@@ -188,10 +190,10 @@ def model_of(named: Mapping[str, Tensor]) -> Model:
     return Model(*[named[name].detach().numpy() for name in names])
 
 
-def new_noise(dynamics: Dynamics, shape: tuple[int, ...]) -> Noise:
+def new_noise(model: Model, shape: tuple[int, ...]) -> Noise:
     """Arrays for as many states as there are steps [T, S, B]."""
     steps, seeds, batch = shape
-    rows, (_, width, outs) = steps * batch, dynamics.get_parameter("head.weight").shape
+    rows, (_, width, outs) = steps * batch, model.head.shape
     slots = np.empty((seeds, 1 << (2 * rows - 1).bit_length()), dtype=np.int64)
     number, seen, row = (np.empty(x, dtype=np.int64) for x in ((seeds, rows), (seeds, rows, 2), (steps, seeds, batch)))
     hidden, table = (floats(seeds, rows, n) for n in (width, outs))

@@ -62,7 +62,7 @@ def noise(dynamics: Dynamics) -> None:
     if key not in _compiled:
         rules, model = rules_of(dynamics), model_of(dict(dynamics.named_parameters()))
         paths = new_paths(dynamics.env, len(model.first), 1)
-        memory, batch = new_noise(dynamics, paths.moves.shape), Batch(*paths[:4])
+        memory, batch = new_noise(model, paths.moves.shape), Batch(*paths[:4])
         losses = np.empty(len(model.first), np.float32)
         _compile(noise_forward, rules, batch, model, memory, NOWHERE)
         _compile(noise_gradient, rules, batch, batch.alive, model, memory, model, losses)
