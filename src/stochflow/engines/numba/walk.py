@@ -255,10 +255,8 @@ class NumbaTrace(Trace):
     @property
     def holds(self) -> bool:
         """Also false where the head is not that of the walk any more: weights were changed by code that did not say so."""
-        same = all(
-            np.array_equal(own.view(np.int32), copy.view(np.int32)) for own, copy in self.space.copies
-        )  # NaN too
-        return super().holds and same
+        bits = ((own.view(np.int32), copy.view(np.int32)) for own, copy in self.space.copies)  # of which NaN equals NaN
+        return super().holds and all(np.array_equal(own, copy) for own, copy in bits)
 
 
 class NumbaTraces(Traces):
