@@ -24,13 +24,27 @@ if TYPE_CHECKING:
     from stochflow.worlds.env import Channel, Env
 
 
-class Task(NamedTuple):
-    """What is to be sampled: a geometry of moves, its noise, and a reward on finished objects."""
-
+class _Task(NamedTuple):
     env: Env
     channel: Channel
     oracle: Callable[[Tensor], Tensor]  # states [..., D] -> score [...]
     reward: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (score, state, step | None) -> log-reward [...]
+
+
+class Task(_Task):
+    """What is to be sampled: a geometry of moves, its noise, and a reward on finished objects.
+
+    The channel is kept as it acts on the environment's states: under a condition it sees the inner state.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, env: Env, channel: Channel, oracle: Any, reward: Any) -> Task:
+        applied = getattr(env, "applied", None)
+        return super().__new__(cls, env, channel if applied is None else applied(channel), oracle, reward)
+
+    def _replace(self, **parts: Any) -> Task:
+        return Task(**{**self._asdict(), **parts})
 
 
 class Fading(NamedTuple):

@@ -190,6 +190,7 @@ def flows(graph: Graph, log_reward: Tensor) -> tuple[Tensor, Tensor]:
 
 def channel_table(env: Env, channel: Channel, state: Tensor, mask: Tensor) -> Tensor:
     """P(move | state, action) as [n, M actions, M moves] float64; rows of STOP and of illegal actions are unit vectors."""
+    channel = env.applied(channel)
     no_memory(channel, state)
     legal = env.real_moves(mask)
     rows = [channel.log_probs(state, legal, torch.full_like(state[:, 0], a)) for a in range(env.num_moves)]
@@ -288,6 +289,7 @@ def _walk(graph: Graph, channel: Channel, logits: Callable[[Tensor], Tensor], se
     Policies are asked in large chunks, in the order of the levels, and probability moves level by level inside a chunk.
     """
     env = graph.env
+    channel = env.applied(channel)
     where = graph.states.device
     no_memory(channel, graph.states[:1])
     visits = torch.zeros(seeds, len(graph), dtype=torch.float64, device=where)

@@ -36,6 +36,8 @@ class Averaged(Channel):
     It depends on the policy it was averaged under. For that policy it gives the very law of the world with memory.
     """
 
+    whole = True
+
     def __init__(self, graph: Graph, kernel: Tensor):
         self.graph = graph
         self.log_kernel = torch.where(kernel > 0, kernel.clamp(min=1e-300).log(), NEG)
@@ -52,6 +54,7 @@ class Averaged(Channel):
 def memory_law(graph: Graph, channel: Channel, policy: Callable[[Tensor], Any], seeds: int | None = None) -> MemoryLaw:
     """The law of `policy` (states [S, n, D] to `PolicyOut`, S = `policy.num_seeds` unless given) through a channel with memory."""
     env = graph.env
+    channel = env.applied(channel)
     if env.contexts is not None and graph.row is None:
         raise UserError(
             "this environment has contexts, and each has a law of its own: build Graph(env, row) for one of them"
@@ -111,7 +114,7 @@ def _merge(found: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, 
         torch.cat([f[1] for f in found]),
         torch.cat([f[2] for f in found], 1),
     )
-    flat = memory.flatten(1).double()
+    flat = (memory if memory.dim() > 1 else memory.unsqueeze(1)).flatten(1).double()
     key = torch.cat([at.unsqueeze(1).double(), (flat * 1e10).round() / 1e10], 1)
     _, back = key.unique(dim=0, return_inverse=True)
     many = int(back.max()) + 1 if len(back) else 0

@@ -61,7 +61,7 @@ class Known(Dynamics):
 
     def __init__(self, env: Env, channel: Channel):
         nn.Module.__init__(self)
-        self.env, self.channel = env, channel
+        self.env, self.channel = env, env.applied(channel)
 
     @property
     def exact(self) -> bool:  # type: ignore[override]

@@ -466,6 +466,7 @@ def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) 
     need_env(env)
     need_whole("samples", samples, 1)
     need_whole("seed", seed, 0)
+    channel = env.applied(channel)
     dice = torch.Generator().manual_seed(seed)
     state = _walks(env, samples, seed).flatten(0, 1).unique(dim=0)
     state = state[~env.complete(state)]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.worlds.env import Enumerable, Env, need_env
+from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
+from stochflow.worlds.env import Channel, Enumerable, Env, Inside, need_env
 
 
 class Conditioned(Enumerable):
@@ -58,6 +59,14 @@ class Conditioned(Enumerable):
 
     def features(self, state: Tensor) -> Tensor:
         return self.inner.features(state[..., 1:])
+
+    def applied(self, channel: Channel) -> Channel:
+        """The channel on the inner state: noise speaks of the object, not of the condition."""
+        bare = super().applied(channel)
+        # those of the package look at no state; as they are, compiled engines know them
+        if bare.whole or type(bare) in (Exact, Slip, Neighbour, Confusion):
+            return bare
+        return Inside(self.inner.applied(bare))
 
     @property
     def decode(self) -> Callable[[Tensor], list[str]]:

@@ -71,6 +71,12 @@ class Env(ABC):
         """[...] True where nothing but STOP is left."""
         return ~self.real_moves(self.moves(state)).any(-1)
 
+    def applied(self, channel: Channel) -> Channel:
+        """A channel as it acts on the states of this environment."""
+        while isinstance(channel, Inside):
+            channel = channel.channel
+        return channel
+
 
 def need_env(env: object, what: str = "env") -> None:
     """UserError unless this is an environment."""
@@ -109,6 +115,7 @@ class Channel(ABC):
     """
 
     exact: bool = False  # True: no noise, the move is always the action
+    whole: bool = False  # True: it sees whole states, the context row of a condition included, and not the inner ones
 
     @abstractmethod
     def log_probs(self, state: Tensor, legal: Tensor, action: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -139,6 +146,38 @@ class Channel(ABC):
     def remember(self, memory: Tensor | None, state: Tensor, action: Tensor, move: Tensor) -> Tensor | None:
         """The memory after a move."""
         return memory
+
+
+class Inside(Channel):
+    """A channel of an inner environment, on states whose first column is a context row: it sees the columns after it."""
+
+    def __init__(self, channel: Channel):
+        self.channel = channel
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.channel.exact
+
+    def log_probs(self, state, legal, action, memory=None):
+        return self.channel.log_probs(state[..., 1:], legal, action, memory)
+
+    def marginal(self, state, legal, log_pi, memory=None):
+        return self.channel.marginal(state[..., 1:], legal, log_pi, memory)
+
+    def arrivals(self, state, legal, move, memory=None):
+        return self.channel.arrivals(state[..., 1:], legal, move, memory)
+
+    def sample(self, state, legal, action, memory=None):
+        return self.channel.sample(state[..., 1:], legal, action, memory)
+
+    def begin(self, state):
+        return self.channel.begin(state[..., 1:])
+
+    def remember(self, memory, state, action, move):
+        return self.channel.remember(memory, state[..., 1:], action, move)
+
+    def __repr__(self) -> str:
+        return repr(self.channel)
 
 
 def numbers(env: Env) -> bool:
