@@ -318,6 +318,6 @@ def test_a_sweep_file_cannot_point_out_of_its_folder(damage, tmp_path):
 def test_cells_on_a_ray_cluster_find_what_they_find_here(tmp_path):
     pytest.importorskip("ray")
     grid = {"lr": [1e-3, 1e-2]}
-    there = sweep(BASE, grid, tmp_path / "b", workers=2, on="ray")
+    there = sweep(BASE, grid, tmp_path / "b", workers="ray:2")
     assert [c.value for c in there.cells] == [c.value for c in sweep(BASE, grid, tmp_path / "a").cells]
     assert all((tmp_path / "b" / c.folder / "summary.json").exists() for c in there.cells)

@@ -102,7 +102,8 @@ def _run(base: Any, grid: Any, out: Path, asked: Any, trials: int | None = None,
             )
 
     by = getattr(asked, "by", "")
-    how: dict[str, Any] = {"trials": total, "workers": workers, "on": asked.on, "by": by, "free": free}
+    at_once = f"ray:{workers}" if asked.on == "ray" else workers
+    how: dict[str, Any] = {"trials": total, "workers": at_once, "by": by, "free": free}
     found = sweeps.sweep(base, grid, out, **how, tell=tell)
     from rich.console import Console
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from stochflow.design.generate import LISTED, Candidates, Effort, Near, Score, listed, listed_texts, search
 from stochflow.design.sampler import Goal, trained
+from stochflow.design.space import Space
 from stochflow.errors import UserError
 from stochflow.worlds.strings import Strings
 
@@ -43,8 +44,7 @@ def candidates(
 
 
 def candidates_for(
-    env: Strings,
-    accepts: Callable[[str], bool],
+    space: Space,
     scores: Sequence[Score],
     contexts: np.ndarray,
     start: Sequence[str],
@@ -57,6 +57,7 @@ def candidates_for(
 
     Scores beyond the counts only help to learn how the law changes with its context.
     """
+    env, accepts = space.env, space.accepts
     if len(counts) == 1:
         return [candidates(env, accepts, scores[0], start, counts[0], effort, seed, near)]
     texts = listed_texts(env, accepts) if effort.sampler in ("auto", "exact") else None

@@ -78,7 +78,7 @@ def propose(
 
     effort = Effort(steps=ask.steps, sampler=ask.sampler)
     counts = [p.count for p in plans]
-    offers = candidates_for(space.env, space.accepts, scores, contexts, start, counts, effort, seed, near)
+    offers = candidates_for(space, scores, contexts, start, counts, effort, seed, near)
     for plan, part in zip(plans, offers, strict=True):
         part = _within(part, near)
         chosen = batches.spread(part.texts, part.value, plan.count, ask.min_distance, excluded | set(taken), taken)

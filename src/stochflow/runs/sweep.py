@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from stochflow.errors import UserError, did_you_mean
 from stochflow.files.reading import Unreadable, read_json, shown
@@ -179,25 +179,24 @@ def sweep(
     out: str | Path,
     *,
     trials: int = 0,
-    workers: int = 1,
-    on: Literal["local", "ray"] = "local",
+    workers: int | str = 1,
     by: str = "",
     free: Collection[str] = (),
     tell: Callable[[Cell, int], None] | None = None,
 ) -> Sweep:
     """Run every cell that is not finished, and return the sweep. `tell` hears of each cell as it ends, and how many there are.
 
-    `trials`: how many cells Optuna proposes where the grid has a range. `workers` cells run at once, in processes or on Ray.
+    `trials`: how many cells Optuna proposes where the grid has a range. `workers` cells run at once, in processes of this machine,
+    or `"ray:4"` on Ray.
     `free`: the settings of training that may be chosen for the task where the grid does not name them, as in `train`.
     """
-    if workers < 1:
-        raise UserError(f"{workers} cells at once: give at least one")
+    many, on = _at_once(workers)
     if by and by not in LOWER + HIGHER:
         raise UserError(f'cells are not compared by "{by}"{did_you_mean(by, LOWER + HIGHER)}')
     made = _open(Sweep(Path(out), base, grid, trials, by, free=set(free) - set(grid)))
-    with _pool(workers, on) as run_all:
+    with _pool(many, on) as run_all:
         try:
-            _run_all(made, run_all, workers, tell)
+            _run_all(made, run_all, many, tell)
         except KeyboardInterrupt:
             task = f" --task {base.task.name}" if isinstance(base.task, UserTask) else ""
             again = f"stochflow sweep {made.path}{task}"
@@ -341,6 +340,14 @@ def run_cell(folder: str, config: Config, free: Collection[str] = ()) -> dict[st
         return {"failed": str(error)}
     except KeyboardInterrupt:
         return {"interrupted": True}
+
+
+def _at_once(workers: int | str) -> tuple[int, str]:
+    """How many cells run at once, and where: 2 -> (2, "local"), "ray:4" -> (4, "ray")."""
+    kind, _, count = str(workers).rpartition(":")
+    if kind not in ("", "ray") or not count.isdecimal() or int(count) < 1:
+        raise UserError(f"{workers} cells at once: give at least one, such as 2, or ray:2 for a Ray cluster")
+    return int(count), kind or "local"
 
 
 def _pool(workers: int, on: str) -> contextlib.AbstractContextManager[RunAll]:
