@@ -143,7 +143,9 @@ def test_the_site_is_built_offline_and_every_link_leads_somewhere():
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     site = ROOT / "build" / "site"
     assert "trajectory balance" in (site / "search.json").read_text().lower()
-    assert "strings_task" in (site / "reference" / "api.html").read_text()
+    reference = (site / "reference" / "api.html").read_text()
+    assert "strings_task" in reference
+    assert "<blockquote>" not in reference, "an example outside of `Examples:` is taken for quotations"
     for name in script("notebooks.py")["pages"]():
         stem = Path(name).stem
         assert (site / "notebooks" / f"{stem}.ipynb").exists()

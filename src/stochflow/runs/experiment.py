@@ -74,7 +74,7 @@ def train(
     `track` sends the log to wandb, trackio or tensorboard too. `free` names the settings that may be chosen for the task
     (by default those that were not given; none of a Config).
 
-    Example:
+    Examples:
         >>> train("grid", side=8, stick=0.25, steps=500, out="runs/mine")
     """
     if isinstance(task, type) or task is None or (callable(task) and not dataclasses.is_dataclass(task)):
