@@ -218,15 +218,44 @@ def test_the_source_of_a_task_is_remembered(run, caplog):
     assert "this function's source has changed" in caplog.text
 
 
-def test_a_shell_command_is_agreed_to(caplog, tmp_path):
-    with pytest.raises(UserError, match=r"shell command.*--trust"):
-        trust.agree_to_command("rm -rf /", trust.Consent(), tmp_path)
-    with pytest.raises(UserError):
-        trust.agree_to_command("rm -rf /", trust.Consent("rm -rf / "), tmp_path)
-    assert trust.agree_to_command("./fold", trust.Consent("./fold"), tmp_path) == "./fold"
-    assert trust.agree_to_command("./fold\x1b[2J", trust.Consent(trust=True), tmp_path)
-    assert "\\\\x1b[2J" in caplog.text
-    assert "\x1b" not in caplog.text
+SHELL = """
+from stochflow import Strings, Task
+from stochflow.scores.oracles import Command, Host
+from stochflow.scores.rewards import Power
+from stochflow.worlds.channels import Exact
+
+
+def make(command: str = "awk '{ print length($0) }'") -> Task:
+    env = Strings("AC", 3)
+    return Task(env, Exact(), Host(Command(command), env), Power(1.0))
+"""
+
+
+def test_a_shell_command_in_a_folder_is_not_run_by_naming_its_task(place, capfd, caplog):
+    (place / "shell_task.py").write_text(SHELL)
+    words = "--steps 2 --batch 2 --hidden 4 --quiet --out shell".split()
+    assert main(["train", "shell_task:make", "--command", "awk '{ print 1 + length($0) }'", *words]) == 0
+    config = place / "shell" / "config.json"
+    whole = config.read_text()
+    mark = place / "mark"
+    config.write_text(whole.replace("awk '{ print 1 +", f"touch {mark}; awk '{{ print 1 +"))
+    capfd.readouterr()
+    for command in (["resume", "shell", "--steps", "3", "--quiet"], ["eval", "shell"], ["sample", "shell", "-n", "2"]):
+        assert main([*command, "--task", "shell_task:make"]) == 2
+        assert "name a shell command" in capfd.readouterr().err
+    assert main(["train", "--config", "shell/config.json", "--task", "shell_task:make", "--out", "other"]) == 2
+    assert "name a shell command" in capfd.readouterr().err
+    assert not mark.exists()
+    config.write_text(whole)
+    assert main(["resume", "shell", "--steps", "3", "--quiet", "--trust"]) == 0
+    assert "awk" in caplog.text  # it was shown
+
+
+def test_a_command_of_the_tasks_own_code_is_agreed_to_with_its_name(place):
+    (place / "shell_task.py").write_text(SHELL)
+    words = "--steps 2 --batch 2 --hidden 4 --quiet --out own".split()
+    assert main(["train", "shell_task:make", *words]) == 0
+    assert main(["resume", "own", "--steps", "3", "--quiet", "--task", "shell_task:make"]) == 0
 
 
 def test_what_says_task_counts():

@@ -363,8 +363,8 @@ class UserTask:
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
-    # who named it: the caller, a file, or a file whose task the user has agreed to (see `trust.agreed`)
-    origin: Literal["caller", "file", "agreed"] = field(default="caller", compare=False, repr=False)
+    # who named it: the caller, a file, a file whose task the user has named again, or one that is trusted (see `trust.agreed`)
+    origin: Literal["caller", "file", "agreed", "trusted"] = field(default="caller", compare=False, repr=False)
 
     train: ClassVar[dict[str, Any]] = {}
 
@@ -374,9 +374,9 @@ class UserTask:
                 f'the parameter "name" of {self.name} stands for the task itself: rename it in the function'
             )
 
-    def agreed(self) -> UserTask:
-        """The same, allowed to be imported and called."""
-        return dataclasses.replace(self, origin="agreed")
+    def agreed(self, trusted: bool = False) -> UserTask:
+        """The same, allowed to be imported and called; `trusted`: with shell commands among its settings, too."""
+        return dataclasses.replace(self, origin="trusted" if trusted else "agreed")
 
 
 @dataclass(frozen=True)

@@ -329,7 +329,7 @@ def _made_from(task: Any, settings: Any) -> Any:
     """
     if isinstance(task, Task) or settings.name == IN_PYTHON:
         return None
-    return settings.agreed() if isinstance(settings, UserTask) else settings
+    return settings.agreed(trusted=True) if isinstance(settings, UserTask) else settings
 
 
 def evaluate_run(path: str | Path, device: str = "auto", task: Task | Consent | str | None = None) -> dict[str, Any]:

@@ -265,7 +265,7 @@ def user_task(settings: config.UserTask) -> Task:
             f"(task={settings.name!r} in Python, --task {settings.name} on the command line)"
         )
     function = find(settings.name)
-    if settings.origin == "agreed":
+    if settings.origin != "caller":
         trust.refuse_any_callable(function, settings.name)
     own = settings.settings
     if settings.origin == "caller":  # what config.json could not give back is refused before it is trained with
@@ -278,7 +278,10 @@ def user_task(settings: config.UserTask) -> Task:
                 )
     else:
         own = as_meant(function, own)
-    return load(settings.name, **own)
+    made = load(settings.name, **own)
+    if settings.origin == "agreed":
+        trust.refuse_commands(made.oracle, settings, function)
+    return made
 
 
 def as_meant(function: Callable[..., Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from stochflow.errors import UserError
 from stochflow.files.reading import Unreadable, one_line, read_json, shown
 from stochflow.runs.config import UserTask
+from stochflow.scores.oracles import Command
 
 SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:function
 log = logging.getLogger("stochflow")
@@ -31,7 +32,7 @@ log = logging.getLogger("stochflow")
 class Consent(NamedTuple):
     """What the user agreed to on this command line or in this call; never anything that a file says."""
 
-    name: str | None = None  # the task or the command, named again
+    name: str | None = None  # the task, named again
     trust: bool = False  # whatever the folder names
 
     def covers(self, name: str) -> bool:
@@ -73,19 +74,41 @@ def agreed(task: UserTask, consent: Consent, folder: Path, remembered: Mapping[s
         log.warning("%s%s", what, changed)
     elif changed:
         log.warning("%s%s", shown(task.name), changed)
-    return task.agreed()
+    return task.agreed(consent.trust)
 
 
-def agree_to_command(command: str, consent: Consent, folder: Path) -> str:
-    """A shell command that a file names, allowed to run; UserError where the user has not agreed."""
-    if not consent.covers(command):
-        raise UserError(
-            f"{shown(folder)} names a shell command, which would run with your rights: {shown(command, 400)!r}; "
-            "if you trust it, give the same command again on the command line, or say --trust"
-        )
-    if consent.trust:
-        log.warning("running the shell command %r", shown(command, 400))
-    return command
+def refuse_commands(oracle: object, task: UserTask, function: Callable[..., Any]) -> None:
+    """UserError where an oracle runs a shell command that is among the settings of a file's task, which was named but not trusted.
+
+    Naming a task again is consent to its code, defaults included, and not to what else a stranger's file hands it.
+    """
+    own = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    foreign = [value for name, value in task.settings.items() if value != own.get(name)]
+    given = [text for text in _texts(foreign) if text.strip()]
+    for command in _commands(oracle):
+        if any(text.strip() in command for text in given):
+            raise UserError(
+                f"the settings of {shown(task.name)} name a shell command, which would run with your rights: "
+                f"{shown(command, 400)!r}; if you trust it, say --trust (in Python task=Consent(trust=True))"
+            )
+
+
+def _commands(oracle: object) -> list[str]:
+    """The shell commands that an oracle runs, whatever wraps them."""
+    found = []
+    while oracle is not None:
+        inner = getattr(oracle, "fn", None)
+        if isinstance(inner, Command):
+            found.append(inner.command)
+        oracle = getattr(oracle, "oracle", None)
+    return found
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [text for one in inside for text in _texts(one)]
 
 
 def described(task: UserTask, parts: list[Part]) -> str:
