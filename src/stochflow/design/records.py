@@ -30,15 +30,26 @@ class Told:
 
     def sentences(self) -> list[str]:
         """In words, for the terminal."""
-        said = [f"{self.values} values recorded"]
-        if self.failed:
-            said.append(f"{self.failed} wells without a value are kept as failed")
-        if self.extra:
-            said.append(f"{self.extra} sequences were not proposed here; they are kept as measured elsewhere")
-        if self.repeats:
-            said.append(f"{self.repeats} values repeat a sequence that was measured before")
-        if self.open:
-            said.append(f"{self.open} proposed designs are still without a value")
+        some = [
+            (self.failed, "well without a value is kept as failed", "wells without a value are kept as failed"),
+            (
+                self.extra,
+                "sequence was not proposed here; it is kept as measured elsewhere",
+                "sequences were not proposed here; they are kept as measured elsewhere",
+            ),
+            (
+                self.repeats,
+                "value repeats a sequence that was measured before",
+                "values repeat sequences that were measured before",
+            ),
+            (
+                self.open,
+                "proposed design is still without a value",
+                "proposed designs are still without a value",
+            ),
+        ]
+        said = [f"{self.values} value{'' if self.values == 1 else 's'} recorded"]
+        said += [f"{count} {one if count == 1 else many}" for count, one, many in some if count]
         return [*said, *self.notes]
 
 
