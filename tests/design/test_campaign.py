@@ -268,6 +268,18 @@ def test_what_is_known_of_repeats_and_directions_is_said(tmp_path, capsys):
     assert "say --minimise where less is" in said
 
 
+def test_a_campaign_that_was_killed_while_it_was_made_is_made_again(lab, tmp_path):
+    """Before its settings have their name it is no campaign; what was half written is no other file."""
+    Campaign.new(tmp_path / "plates", lab)
+    (tmp_path / "plates" / "campaign.json").rename(tmp_path / "plates" / "campaign.json.tmp")
+    (tmp_path / "plates" / "rules.toml.tmp").write_text("half")
+    assert len(Campaign.new(tmp_path / "plates", lab).measured().sequences) > 0
+    (tmp_path / "plates" / "campaign.json").unlink()
+    (tmp_path / "plates" / "notes.tmp").write_text("mine")
+    with pytest.raises(UserError, match="holds other files"):
+        Campaign.new(tmp_path / "plates", lab)
+
+
 def test_the_folder_is_refused_where_it_is_not_one(lab, tmp_path):
     Campaign.new(tmp_path / "plates", lab)
     with pytest.raises(UserError, match="already holds a campaign"):

@@ -253,7 +253,6 @@ def _refuse(path: Path) -> None:
         )
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, but a campaign is a folder: choose another name")
-    if path.is_dir() and any(
-        p.name not in (".lock", "measured", "sources", "rounds", "rules.toml") for p in path.iterdir()
-    ):
+    own = {".lock", "rules.toml", "campaign.json", *FOLDERS}  # of a `new` that was killed, while it wrote a file, too
+    if path.is_dir() and any(p.name.removesuffix(".tmp") not in own for p in path.iterdir()):
         raise UserError(f"{path} holds other files: choose an empty or new folder for the campaign")
