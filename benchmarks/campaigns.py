@@ -77,6 +77,8 @@ class Landscape:
     accepts: Callable[[str], bool] = lambda text: True
     table: np.ndarray | None = None  # of all strings in lexicographic order, where they are listed
     texts: list[str] = field(default_factory=list)
+    env: Any = None  # of the strings that are allowed, where a rule is known
+    random: Callable[[int], str] | None = None  # one of them, by a number
 
 
 def tfbind() -> Landscape:
@@ -100,7 +102,7 @@ def tfbind() -> Landscape:
 
 
 def ehrlich(states: int = 20, length: int = 32, motifs: int = 2, size: int = 4, seed: int = 0) -> Landscape:
-    """An Ehrlich function (Stanton et al. 2024); strings with a banned pair score 0. The first data are 128 feasible random walks."""
+    """An Ehrlich function (Stanton et al. 2024) whose banned pairs are known, so that no arm orders one. The first data are 128 feasible random walks."""
     from stochflow.scores.ehrlich import Ehrlich
     from stochflow.worlds.strings import Strings
 
@@ -112,7 +114,10 @@ def ehrlich(states: int = 20, length: int = 32, motifs: int = 2, size: int = 4, 
     def accepts(text: str) -> bool:
         return bool(made.feasible(Strings(made.alphabet, length).encode([text])).item())
 
-    return Landscape(made.alphabet, length, score, lambda c: [made.start(1000 * c + i) for i in range(128)], accepts)
+    def first(campaign: int) -> list[str]:
+        return [made.start(1000 * campaign + i) for i in range(128)]
+
+    return Landscape(made.alphabet, length, score, first, accepts, env=made.env(), random=made.start)
 
 
 def rna14() -> Landscape:
@@ -161,7 +166,9 @@ def arm_random(s: State) -> list[str]:
     rng = np.random.default_rng(s.seed)
     out: dict[str, None] = {}
     while len(out) < s.batch:
-        text = "".join(rng.choice(list(s.world.alphabet), s.world.length))
+        letters = list(s.world.alphabet)
+        draw = s.world.random
+        text = "".join(rng.choice(letters, s.world.length)) if draw is None else draw(int(rng.integers(1 << 31)))
         if s.world.accepts(text) and text not in s.asked and text not in s.known:
             out[text] = None
     return list(out)
@@ -302,7 +309,7 @@ def campaign(study: Study, arm: str, seed: int, rounds: int | None = None) -> di
     torch.set_num_threads(1)
     begun = time.process_time()
     world = LANDSCAPES[study.landscape]()
-    env = Strings(world.alphabet, world.length)
+    env = world.env or Strings(world.alphabet, world.length)
     channel = slip(study.noise, len(world.alphabet))
     features = Features(world.alphabet, world.length, True)
     noise = np.random.default_rng(77_000 + seed)
