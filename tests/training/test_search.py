@@ -327,15 +327,6 @@ def test_random_strings_under_rules_are_uniform_among_those_that_meet_them():
     assert torch.allclose(place, torch.full((10,), 600.0), atol=100)  # 31 strings, 200 times each
 
 
-def test_a_pool_of_an_earlier_version_is_read():
-    first, second = Pairs(3), Pairs(3)
-    first.note(torch.tensor([[0, 1, 2], [1, 1, 1]]), torch.tensor([0.0, 1.0]))
-    kept = first.state_dict()
-    kept["blame"] = kept.pop("only_low")
-    second.load_state_dict(kept)
-    assert torch.equal(second.only_low, first.only_low)
-
-
 def test_replay_by_rank_passes_on_that_its_source_asks():
     """Batches in flight come with their scores: they are counted and sharpen the reward, replayed ones are not."""
     task = strings()._replace(oracle=Host(lambda texts: [t.count("A") / 4 for t in texts], strings().env))

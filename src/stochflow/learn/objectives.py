@@ -211,7 +211,7 @@ class FlowKL(Objective):
         return frozenset({"law", "log_flow", "log_pb"})
 
     def residual(self, t):
-        return t.log_flow[:-1]  # a placeholder: a state-level loss has no trajectory residual; see `loss`
+        return t.log_flow[:-1]  # for its shape alone: a state-level loss has no residual of trajectories, see `loss`
 
     def loss(self, t, world):
         return self.loss_and_stats(t, world)[0]

@@ -53,7 +53,7 @@ def head_likelihood(world: World) -> Tensor:
 
     At each visited state actions are drawn from the policy as it is and moves from the model of the noise, so that
     exploration, replay and logs choose the states and nothing else: the head's optimum is the posterior under pi and P,
-    whoever brought the batch.
+    wherever the batch comes from.
     """
     env, policy, dynamics, traj = world.task.env, world.policy, world.dynamics, world.trajectories
     here = traj.states[:-1]

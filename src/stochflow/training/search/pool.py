@@ -50,11 +50,6 @@ class Pairs(Growing):
         self.register_buffer("lowest", torch.tensor(torch.inf, dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(2, dtype=torch.float64))  # at the lowest score; all
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if prefix + "blame" in state:  # its name in runs of an earlier version
-            state[prefix + "only_low"] = state.pop(prefix + "blame")
-        super()._load_from_state_dict(state, prefix, *rest)
-
     def note(self, objects: Tensor, scores: Tensor) -> None:
         """Objects [n, L] and their scores [n]."""
         if not len(scores):
