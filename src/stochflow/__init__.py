@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from stochflow.worlds.channels import Exact as Exact
     from stochflow.worlds.channels import Neighbour as Neighbour
     from stochflow.worlds.channels import Slip as Slip
-    from stochflow.worlds.check import check_channel as check_channel
     from stochflow.worlds.check import check_env as check_env
-    from stochflow.worlds.check import check_oracle as check_oracle
+    from stochflow.worlds.check_task import check_channel as check_channel
+    from stochflow.worlds.check_task import check_oracle as check_oracle
     from stochflow.worlds.env import Channel as Channel
     from stochflow.worlds.env import Enumerable as Enumerable
     from stochflow.worlds.env import Env as Env
@@ -67,7 +67,8 @@ _HOME = {
     ),
     "Buffer": "learn.buffer",
     "Trainer": "training.trainer",
-    **dict.fromkeys(["check_env", "check_channel", "check_oracle"], "worlds.check"),
+    "check_env": "worlds.check",
+    **dict.fromkeys(["check_channel", "check_oracle"], "worlds.check_task"),
     **dict.fromkeys(["strings_task", "grid_task", "tfbind8_task"], "runs.tasks"),
     "exact_law": "law.exact",
     "floor": "law.floors",

@@ -27,7 +27,8 @@ from stochflow.training.sources import OnPolicy
 from stochflow.training.trainer import NoiseTraining, Trainer
 from stochflow.types import PolicyOut, Task
 from stochflow.worlds.channels import Slip
-from stochflow.worlds.check import check_channel, check_env
+from stochflow.worlds.check import check_env
+from stochflow.worlds.check_task import check_channel
 from stochflow.worlds.env import Channel
 from stochflow.worlds.grid import Grid
 from stochflow.worlds.memory import Fatigue, Regime

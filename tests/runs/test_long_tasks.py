@@ -34,7 +34,8 @@ from stochflow.scores.landscapes import (
 from stochflow.scores.rewards import Linear
 from stochflow.types import Task, World
 from stochflow.worlds.channels import Slip
-from stochflow.worlds.check import check_env, check_oracle
+from stochflow.worlds.check import check_env
+from stochflow.worlds.check_task import check_oracle
 from stochflow.worlds.conditioned import Conditioned
 from stochflow.worlds.strings import Strings
 

@@ -16,7 +16,8 @@ from stochflow.ops import NEG
 from stochflow.scores.rewards import Linear, Power
 from stochflow.types import Task
 from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
-from stochflow.worlds.check import check_channel, check_env, check_oracle
+from stochflow.worlds.check import check_env
+from stochflow.worlds.check_task import check_channel, check_oracle
 from stochflow.worlds.conditioned import Conditioned
 from stochflow.worlds.env import Channel, Env
 from stochflow.worlds.grid import Corners, Grid

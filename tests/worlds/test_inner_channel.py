@@ -12,7 +12,7 @@ from stochflow.nets.mlp import MLP
 from stochflow.noise.dynamics import Known
 from stochflow.scores.rewards import Power
 from stochflow.worlds.channels import Exact, Slip
-from stochflow.worlds.check import check_channel
+from stochflow.worlds.check_task import check_channel
 from stochflow.worlds.conditioned import Conditioned
 from stochflow.worlds.env import Channel, Inside
 

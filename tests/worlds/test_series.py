@@ -14,7 +14,8 @@ from stochflow.forecast.training import follow, make_policy, split
 from stochflow.learn.rollout import rollout
 from stochflow.types import Task
 from stochflow.worlds.channels import Neighbour, Slip
-from stochflow.worlds.check import check_channel, check_env
+from stochflow.worlds.check import check_env
+from stochflow.worlds.check_task import check_channel
 from stochflow.worlds.series import LOCATIONS, Bins, Cut, Nearness, Series, Track
 
 

@@ -52,7 +52,8 @@ from stochflow.training.search.start import Start
 from stochflow.training.sources import Mixed, OnPolicy, Source
 from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task, Trajectories
-from stochflow.worlds.check import check_channel, check_env, check_oracle
+from stochflow.worlds.check import check_env
+from stochflow.worlds.check_task import check_channel, check_oracle
 from stochflow.worlds.env import Env
 
 log = logging.getLogger("stochflow")

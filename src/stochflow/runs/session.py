@@ -31,7 +31,7 @@ from stochflow.runs.folder import Run
 from stochflow.scores.oracles import Cached, Spent
 from stochflow.training.ahead import Ahead
 from stochflow.training.trainer import Trainer
-from stochflow.worlds.check import check_oracle
+from stochflow.worlds.check_task import check_oracle
 
 LONG = 10_000  # decisions an object, from which an iteration is so slow that silence would look like a hang
 log = logging.getLogger("stochflow")

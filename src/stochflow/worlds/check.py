@@ -1,4 +1,4 @@
-"""Checks at the door: an environment, a channel or an oracle is proved sound before anything is trained on it.
+"""Checks at the door: an environment is proved sound before anything is trained on it (`check_task`: its channel and oracle).
 
 Each failure is a `UserError` that names the state, the move and the remedy. Random walks draw from their own stream,
 so looking never changes a run.
@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError, need_kind, need_whole
-from stochflow.ops import NEG, masked_log_softmax
-from stochflow.types import Task
-from stochflow.worlds.env import Channel, Enumerable, Env, need_env
+from stochflow.errors import UserError, need_whole
+from stochflow.worlds.env import Enumerable, Env, need_env
 
 log = logging.getLogger("stochflow")
 WALKED = 1 << 24  # numbers of all walks together
 ROOM = 1 << 22  # largest number of entries of an intermediate tensor
-EXACT = 1e-5  # tolerance of float32 probabilities
 
 
 class Checked(NamedTuple):
@@ -45,7 +42,7 @@ def check_env(env: Env, samples: int = 64, largest: int = 1 << 17, seed: int = 0
         need_whole(name, value, least)
     _attributes(env)
     samples = max(2, min(samples, WALKED // ((env.horizon + 1) * env.state_dim)))  # fewer where objects are long
-    walks = _walks(env, samples, seed)  # [W, T+1, D]
+    walks = random_walks(env, samples, seed)  # [W, T+1, D]
     met = walks.flatten(0, 1).unique(dim=0)
     _beginning(env, walks[:, 0])
     edges = _all_edges(env, met)  # before the horizon: a wrong mask also makes walks too long
@@ -69,7 +66,7 @@ def _together(env: Env) -> int:
 # walking ----------------------------------------------------------------------------------------------------------
 
 
-def _show(env: Env, state: Tensor) -> str:
+def shown_state(env: Env, state: Tensor) -> str:
     """A state as a person reads it."""
     decode = getattr(env, "decode", None)
     text = f" ({decode(state.reshape(1, -1))[0]!r})" if decode is not None else ""
@@ -100,7 +97,7 @@ def _expect(env: Env, name: str, value: Any, shape: tuple[int, ...], dtype: torc
         raise UserError(f"{name} of {env!r} gives {got}, but {shape} of {dtype} is needed: correct {name}")
 
 
-def _walks(env: Env, count: int, seed: int) -> Tensor:
+def random_walks(env: Env, count: int, seed: int) -> Tensor:
     """Random walks that stop only where they must, [W, T+1, D]; checks the shapes of `initial`, `moves` and `step`."""
     dice = torch.Generator().manual_seed(seed)
     state = env.initial((count,), _rows(env, count))
@@ -129,7 +126,7 @@ def _freedom(env: Env, walks: Tensor) -> None:
         if bool(barred.any()):
             raise UserError(
                 f"{env!r} is free (objects take exactly {env.horizon} moves, all always legal), "
-                f"but at {_show(env, here[barred][0])} a move is illegal: set free = False"
+                f"but at {shown_state(env, here[barred][0])} a move is illegal: set free = False"
             )
         move = after[:, env.state_dim - env.horizon + t]
         if not torch.equal(after, env.step(here, move)):
@@ -151,13 +148,13 @@ def _ending(env: Env, last: Tensor) -> None:
     going = ~env.complete(last)
     if bool(going.any()):
         raise UserError(
-            f"after {env.horizon} moves {_show(env, last[going][0])} of {env!r} can still go on: "
+            f"after {env.horizon} moves {shown_state(env, last[going][0])} of {env!r} can still go on: "
             "set horizon to the longest number of moves, or let moves() end it"
         )
     short = env.unfinished(last)
     if short is not None and bool(short.any()):
         raise UserError(
-            f"{_show(env, last[short][0])} of {env!r} is a dead end: nothing may follow, and it is unfinished; "
+            f"{shown_state(env, last[short][0])} of {env!r} is a dead end: nothing may follow, and it is unfinished; "
             "let moves() keep to what can still be completed"
         )
 
@@ -165,14 +162,14 @@ def _ending(env: Env, last: Tensor) -> None:
 def _beginning(env: Env, first: Tensor) -> None:
     if bool(env.complete(first).any()):
         raise UserError(
-            f"the initial {_show(env, first[0])} of {env!r} has nothing to decide: "
+            f"the initial {shown_state(env, first[0])} of {env!r} has nothing to decide: "
             "let moves() allow a move other than STOP"
         )
     came = env.parents(first)
     if bool(came.any()):
         row, move = came.nonzero()[0].tolist()
         raise UserError(
-            f"parents() says that move {move} leads to the initial {_show(env, first[row])}: nothing may come before it"
+            f"parents() says that move {move} leads to the initial {shown_state(env, first[row])}: nothing may come before it"
         )
 
 
@@ -239,7 +236,7 @@ def _told_apart(env: Env, met: Tensor, seed: int) -> None:
         log.warning(
             "features() of %r are the same for %s and %s, which differ: a network that reads features (mlp) cannot tell them apart; "
             "add what differs, or take a trunk that reads states",
-            env, _show(env, alike[0]), _show(env, alike[1]),
+            env, shown_state(env, alike[0]), shown_state(env, alike[1]),
         )  # fmt: skip
 
 
@@ -269,19 +266,21 @@ def _geometry(env: Env, state: Tensor, width: int) -> int:
         )
     if not bool(seen.isfinite().all()):
         bad = state[(~seen.isfinite()).any(1)][0]
-        raise UserError(f"features() of {_show(env, bad)} are not finite: scale or encode what is infinite or NaN")
+        raise UserError(
+            f"features() of {shown_state(env, bad)} are not finite: scale or encode what is infinite or NaN"
+        )
     for name, again, once in (("moves()", env.moves(state), mask), ("parents()", env.parents(state), came)):
         if not torch.equal(again, once):
             bad = state[(again != once).any(1)][0]
             raise UserError(
-                f"{name} gives two answers for {_show(env, bad)}: chance belongs into a Channel, not into an Env"
+                f"{name} gives two answers for {shown_state(env, bad)}: chance belongs into a Channel, not into an Env"
             )
 
     if env.stop is not None:
         bad = came[:, env.stop].nonzero()
         if len(bad):
             raise UserError(
-                f"parents() of {_show(env, state[int(bad[0])])} contains STOP (move {env.stop}): "
+                f"parents() of {shown_state(env, state[int(bad[0])])} contains STOP (move {env.stop}): "
                 "STOP leads nowhere, leave it out"
             )
         stopped = env.step(state, torch.full((count,), env.stop))
@@ -289,7 +288,7 @@ def _geometry(env: Env, state: Tensor, width: int) -> int:
         if len(moved):
             i = int(moved[0])
             raise UserError(
-                f"STOP (move {env.stop}) turns {_show(env, state[i])} into {stopped[i].tolist()}: "
+                f"STOP (move {env.stop}) turns {shown_state(env, state[i])} into {stopped[i].tolist()}: "
                 "STOP must leave the state as it is"
             )
 
@@ -303,7 +302,7 @@ def _geometry(env: Env, state: Tensor, width: int) -> int:
         if bool(bad.any()):
             i = int(bad.nonzero()[0])
             raise UserError(
-                words.format(move=int(by[i]), state=_show(env, at[i]), to=_show(env, to[i])) + f": {remedy}"
+                words.format(move=int(by[i]), state=shown_state(env, at[i]), to=shown_state(env, to[i])) + f": {remedy}"
             )
 
     fail(
@@ -343,7 +342,7 @@ def _geometry(env: Env, state: Tensor, width: int) -> int:
     if env.tree and bool((came.sum(1) > 1).any()):
         bad = state[came.sum(1) > 1][0]
         raise UserError(
-            f"{_show(env, bad)} has {int(came.sum(1).max())} parents, but tree = True promises one: set tree = False"
+            f"{shown_state(env, bad)} has {int(came.sum(1).max())} parents, but tree = True promises one: set tree = False"
         )
     return len(move)
 
@@ -380,18 +379,18 @@ def _enumeration(env: Enumerable, states: Tensor, met: Tensor) -> None:
     _, twins = states.unique(dim=0, return_inverse=True)
     if bool((twins.bincount() > 1).any()):
         double = states[(twins.bincount() > 1)[twins]][0]
-        raise UserError(f"all_states() lists {_show(env, double)} more than once: list each state once")
+        raise UserError(f"all_states() lists {shown_state(env, double)} more than once: list each state once")
     first = env.initial((1,), None if env.contexts is None else torch.zeros(1, dtype=torch.long))
     if not torch.equal(states[:1], first):
         raise UserError(
-            f"all_states() begins with {_show(env, states[0])}, but the initial {_show(env, first[0])} comes first"
+            f"all_states() begins with {shown_state(env, states[0])}, but the initial {shown_state(env, first[0])} comes first"
         )
     place = env.index(states)
     wrong = (place != torch.arange(count)).nonzero()
     if len(wrong):
         i = int(wrong[0])
         raise UserError(
-            f"index() puts {_show(env, states[i])} at {int(place[i])}, but all_states() lists it at {i}: "
+            f"index() puts {shown_state(env, states[i])} at {int(place[i])}, but all_states() lists it at {i}: "
             "make the two agree"
         )
     if env.contexts is None:
@@ -408,7 +407,7 @@ def _enumeration(env: Enumerable, states: Tensor, met: Tensor) -> None:
         if len(late):
             i = int(late[0])
             raise UserError(
-                f"all_states() lists {_show(env, child[i])} before {_show(env, part[here[i]])}, "
+                f"all_states() lists {shown_state(env, child[i])} before {shown_state(env, part[here[i]])}, "
                 f"from which move {int(move[i])} leads to it: "
                 "list parents before children"
             )
@@ -417,7 +416,7 @@ def _enumeration(env: Enumerable, states: Tensor, met: Tensor) -> None:
     lost = (entered[1:] == 0).nonzero()
     if len(lost):
         raise UserError(
-            f"all_states() lists {_show(env, states[int(lost[0]) + 1])}, but no legal move leads to it: "
+            f"all_states() lists {shown_state(env, states[int(lost[0]) + 1])}, but no legal move leads to it: "
             "leave it out, or allow the move"
         )
     depth = _longest(env, states)
@@ -436,7 +435,7 @@ def _listed(env: Enumerable, states: Tensor, wanted: Tensor, why: str) -> Tensor
     if not bool(there.all()):
         bad = wanted[~there][0]
         raise UserError(
-            f"{_show(env, bad)} is not where index() says ({int(place[~there][0])} of {len(states)}) in all_states(), "
+            f"{shown_state(env, bad)} is not where index() says ({int(place[~there][0])} of {len(states)}) in all_states(), "
             f"but {why}: list it"
         )
     return place
@@ -451,166 +450,3 @@ def _longest(env: Enumerable, states: Tensor) -> int:
             return steps
         places = env.index(env.step(layer[here], move)).unique()
         layer, steps = states[places], steps + 1
-
-
-# channels and oracles ---------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def check_channel(channel: Channel, env: Env, samples: int = 64, seed: int = 0) -> None:
-    """Proves that P(move | state, action) is a law on the legal moves and that each of them can happen.
-
-    `sample`, `marginal`, `arrivals` and `exact` must agree with it.
-    """
-    need_kind("channel", channel, Channel, "a channel, such as Slip(0.1)")
-    need_env(env)
-    need_whole("samples", samples, 1)
-    need_whole("seed", seed, 0)
-    channel = env.applied(channel)
-    dice = torch.Generator().manual_seed(seed)
-    state = _walks(env, samples, seed).flatten(0, 1).unique(dim=0)
-    state = state[~env.complete(state)]
-    most = min(4096, max(1, ROOM // env.num_moves**2))
-    state = state[torch.randperm(len(state), generator=dice)[:most]].unsqueeze(0)  # [1, n, D]: one seed
-    mask = env.moves(state)
-    legal = env.real_moves(mask)
-    memory = channel.begin(state)
-    best = torch.full(legal.shape, -math.inf)
-    for a in range(env.num_moves):
-        if a == env.stop:
-            continue
-        action = torch.full(state.shape[:-1], a)
-        log_p = channel.log_probs(state, legal, action, memory)
-        if log_p.shape != legal.shape:
-            raise UserError(
-                f"log_probs() of {channel!r} gives shape {tuple(log_p.shape)}, but {tuple(legal.shape)} is needed: "
-                "one entry per move"
-            )
-        p = log_p.double().exp()
-        meant = legal[..., a]  # only legal actions are ever taken
-
-        def fail(bad: Tensor, words: str, remedy: str, a: int = a) -> None:
-            if bool(bad.any()):
-                raise UserError(f"{channel!r}, action {a} at {_show(env, state[bad][0])}: {words} {remedy}")
-
-        nan = meant & (p.isnan() | (p == math.inf)).any(-1)
-        fail(nan, "a probability is not a number,", "so give log-probabilities (NEG where impossible)")
-        stray = torch.where(legal, 0, p).sum(-1)
-        worst = float(torch.where(meant, stray, 0).max())
-        fail(
-            meant & (stray > EXACT),
-            f"mass {worst:.3g} falls on moves that are illegal there,",
-            "so restrict it to `legal` and renormalise",
-        )
-        total = torch.where(legal, p, 0).sum(-1)
-        off = torch.where(meant, (total - 1).abs(), 0)
-        if bool((off > EXACT).any()):
-            i = int(off.flatten().argmax())
-            raise UserError(
-                f"{channel!r}, action {a} at {_show(env, state[0, i])}: "
-                f"the probabilities of the moves sum to {float(total.flatten()[i]):.6g}, "
-                "not to 1: normalise them over `legal`"
-            )
-        if channel.exact:
-            other = meant & (p[..., a] < 1 - EXACT)
-            fail(other, "`exact` is True, but something else may happen,", "so set exact = False")
-        best = torch.where(meant.unsqueeze(-1), torch.maximum(best, log_p.to(best)), best)
-        drawn = channel.sample(state, legal, action, memory)
-        chance = p.gather(-1, drawn.clamp(0, env.num_moves - 1).unsqueeze(-1)).squeeze(-1)
-        fail(
-            meant & (chance <= 0),
-            "sample() draws a move of probability zero,",
-            "so draw from the law that log_probs() states",
-        )
-    never = legal & (best < NEG / 2)
-    if bool(never.any()):
-        _, i, move = never.nonzero()[0].tolist()
-        raise UserError(
-            f"{channel!r}: no action brings about move {move} at {_show(env, state[0, i])}, "
-            "so what lies behind it is out of reach: "
-            "give the move a positive probability under some action, or make it illegal in the environment"
-        )
-    log_pi = masked_log_softmax(torch.randn(legal.shape, generator=dice), mask)
-    found = torch.where(legal, channel.marginal(state, legal, log_pi, memory).exp(), 0)
-    wanted = torch.where(legal, Channel.marginal(channel, state, legal, log_pi, memory).exp(), 0)
-    gap = (found - wanted).abs().amax(-1)
-    if not bool((gap <= EXACT).all()):
-        i = int(gap.nan_to_num(math.inf).argmax())
-        raise UserError(
-            f"marginal() of {channel!r} is off by {float(gap[0, i]):.3g} from the sum of log_probs() over actions at "
-            f"{_show(env, state[0, i])}: "
-            "correct it, or leave it out and the sum is taken for you"
-        )
-    for move in range(env.num_moves):
-        happened = torch.full(state.shape[:-1], move)
-        may = legal & legal[..., move : move + 1]
-        found = channel.arrivals(state, legal, happened, memory)
-        wanted = Channel.arrivals(channel, state, legal, happened, memory)
-        if found.shape != legal.shape:
-            raise UserError(
-                f"arrivals() of {channel!r} gives shape {tuple(found.shape)}, but {tuple(legal.shape)} is needed: "
-                "one entry per action"
-            )
-        gap = torch.where(may, (found.exp() - wanted.exp()).abs(), 0).amax(-1)
-        if not bool((gap <= EXACT).all()):
-            i = int(gap.nan_to_num(math.inf).argmax())
-            raise UserError(
-                f"arrivals() of {channel!r} is off by {float(gap[0, i]):.3g} from log_probs() for move {move} at "
-                f"{_show(env, state[0, i])}: "
-                "correct it, or derive from a channel that does not define it: log_probs() is then called for you"
-            )
-
-
-@torch.no_grad()
-def check_oracle(task: Task, samples: int = 16, seed: int = 0) -> None:
-    """Scores a few finished objects and proves that each has one finite score and one finite log-reward."""
-    need_kind("task", task, Task, "a Task, as strings_task or grid_task make one")
-    need_whole("samples", samples, 1)
-    need_whole("seed", seed, 0)
-    env = task.env
-    walks = _walks(env, samples, seed)
-    final = walks[:, -1]
-    if env.stop is not None:  # objects may also end on the way
-        on_way = walks.flatten(0, 1)
-        final = torch.cat([final, on_way[env.moves(on_way)[:, env.stop]]])
-    final = final.unique(dim=0)
-    dice = torch.Generator().manual_seed(seed)
-    state = final[torch.randperm(len(final), generator=dice)[:samples]].unsqueeze(0)  # [1, n, D]
-    try:
-        score = task.oracle(state)
-    except UserError:
-        raise
-    except Exception as problem:
-        raise UserError(
-            f"the oracle failed on {_show(env, state[0, 0])} and {state.shape[1] - 1} more: {type(problem).__name__}: "
-            f"{problem}; "
-            "it must score every object that can be built"
-        ) from problem
-    shape = "give one number for each state of a batch [..., D]"
-    if getattr(task.oracle, "on_nan", "stop") == "skip":  # what has no score is left out of what is learned
-        some = score[0].isfinite()
-        state, score = state[:, some], score[:, some]
-    _scores(env, state, score, "the oracle", shape, "it must give a finite score to every object")
-    floor, below = getattr(task.reward, "floor", None), int((score < 0).sum())
-    if floor is not None and below:
-        log.warning(
-            "%d of %d scores of random objects are negative, and the reward takes them for its floor of %g: "
-            "for scores such as energies give reward=Linear(), whose reward is e^score",
-            below, score.numel(), floor,
-        )  # fmt: skip
-    finite = "the log-reward must be finite (a floor above 0 keeps the log of it so)"
-    _scores(env, state, task.reward(score, state, None), "the reward", "give one log-reward per score", finite)
-
-
-def _scores(env: Env, state: Tensor, value: Any, who: str, shape_remedy: str, remedy: str) -> None:
-    """One finite number for each state [1, n, D]."""
-    if not isinstance(value, Tensor) or value.shape != state.shape[:-1]:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
-        raise UserError(
-            f"{who} gives {got} for {tuple(state.shape[:-1])} states, one of them {_show(env, state[0, 0])}: "
-            f"{shape_remedy}"
-        )
-    bad = ~value.isfinite()
-    if bool(bad.any()):
-        i = int(bad[0].nonzero()[0])
-        raise UserError(f"{who} gives {float(value[0, i])} for sample {i}, {_show(env, state[0, i])}: {remedy}")
