@@ -9,7 +9,7 @@ from stochflow.law.exact import Graph, exact_law
 from stochflow.law.exact_memory import memory_law
 from stochflow.learn.rollout import rollout
 from stochflow.nets.mlp import MLP
-from stochflow.noise.dynamics import Known
+from stochflow.noise.dynamics import Known, Neural
 from stochflow.scores.rewards import Power
 from stochflow.worlds.channels import Exact, Slip
 from stochflow.worlds.check_task import check_channel
@@ -120,5 +120,7 @@ def test_a_task_keeps_one_wrapping_whatever_it_is_made_from():
     class OfTheCondition(AfterG):
         whole = True
 
+    model = Neural(env, seeds=[0])  # built for these states
+    assert Task(env, model, scored, Power(1.0)).channel is model
     every = OfTheCondition(4)
     assert Task(env, every, scored, Power(1.0)).channel is every

@@ -23,6 +23,8 @@ from stochflow.worlds.env import Channel, Env, need_env
 class Dynamics(Channel, nn.Module):
     """A channel with parameters or counts. `loss` trains it by gradient, `observe` by counting."""
 
+    whole = True  # it was built for an environment, whose states it reads
+
     def loss(self, traj: Trajectories) -> Tensor:
         """[S] cross-entropy of the realised move over real steps."""
         real = trainable_steps(self.env, traj)
