@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable
 from operator import index
+from pathlib import PurePath
 from typing import Any
 
 
@@ -45,6 +46,11 @@ def need_kind(name: str, value: Any, kind: type | tuple[type, ...], what: str) -
     """UserError unless this is an instance of the kind; `what` says what to give."""
     if not isinstance(value, kind):
         raise UserError(f"{name} is {one_line(repr(value), 80)}, but it must be {what}")
+
+
+def need_path(name: str, value: Any) -> None:
+    """UserError unless this names a file or folder."""
+    need_kind(name, value, (str, PurePath), "a path, as text or a Path")
 
 
 def need_seeds(value: Any) -> None:

@@ -64,6 +64,7 @@ def test_an_engine_asked_for_by_name_serves_or_says_why_not():
     assert choose(job(), "eager").sentence() == "engine: eager"
     with pytest.raises(UserError, match="numba covers MLP and lookup networks, not a transformer: take --engine auto"):
         choose(job(Transformer(8, 2, 1)), "numba")
+    assert choose(job(MLP(2, 65))).sentence().endswith("numba covers networks of up to 64 layers")
     with pytest.raises(UserError, match="did you mean"):
         choose(job(), "nunba")  # type: ignore[arg-type]
 

@@ -343,6 +343,7 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(last, lasting, gri
     assert "No space left on device" in said
     assert str(out) in said
     assert "what was saved before is whole" in said
+    assert ("the last checkpoint in" in said) == ("(stopped" in said and len(Run.open(out).checkpoints()) > 0)
     assert not list(out.rglob("*.tmp"))
     whole_checkpoints(out)  # raises for one that is not
     assert main(["resume", str(out), "--quiet"]) == 0

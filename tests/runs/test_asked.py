@@ -63,6 +63,20 @@ def test_a_budget_is_never_exceeded_and_everything_asked_is_kept(tmp_path):
     assert longer.summary["oracle_calls"] <= 333
 
 
+def test_a_spent_run_ends_again_where_others_have_asked_more_since(tmp_path):
+    """The answers of others would take it further, to objects that the look of a later step could not ask about."""
+    oracle = Counting()
+    task = stochflow.strings_task(oracle, "AC", 10)
+    how = small(oracle_cache=str(tmp_path / "shared.jsonl"), search="none", replay=0.0, net="mlp", objective="tb")
+    first = stochflow.train(task, out=tmp_path / "run", batch=2, oracle_calls=200, look=40, **how)
+    stochflow.train(task, out=tmp_path / "other", batch=16, steps=120, seed=7, explore=1.0, look=1, **how)
+    asked = len(oracle.asked)
+    again = resume(tmp_path / "run", steps=1000, task=task)
+    assert len(oracle.asked) == asked
+    for key in ("step", "oracle_calls", "elbo"):
+        assert again.summary[key] == first.summary[key]
+
+
 def test_what_the_budget_still_allows_is_asked_and_stored_before_it_ends(tmp_path):
     oracle = Counting()
     cached = Cached(Host(oracle, Strings("ACGT", 3)), tmp_path / "answers.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -14,6 +15,7 @@ import time
 import pytest
 
 from stochflow.errors import UserError
+from stochflow.runs.atomic import replacing
 from stochflow.runs.config import Config, GridTask, Train
 from stochflow.runs.folder import Run
 from stochflow.runs.lock import Lock
@@ -95,3 +97,21 @@ def test_a_lock_file_of_any_content_does_no_harm(folder):
         (folder / ".lock").write_bytes(content)
         with Run.open(folder, write=True):
             pass
+
+
+def test_half_of_a_second_writers_file_is_never_given_the_name(tmp_path):
+    """Both write through one temporary name, and the later takes the earlier's away."""
+    path = tmp_path / "samples.csv"
+    path.write_text("old")
+
+    def both(later: contextlib.ExitStack) -> None:
+        with replacing(path, text=True) as earlier:
+            earlier.write("whole")
+            later.enter_context(replacing(path, text=True)).write("new")
+
+    with contextlib.ExitStack() as later:
+        with pytest.raises(OSError, match="another process is writing it too"):
+            both(later)
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["samples.csv"]

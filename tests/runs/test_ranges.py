@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
+import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 from stochflow import check_env, train
 from stochflow.cli.commands import main
 from stochflow.errors import UserError
 from stochflow.files import memory
-from stochflow.runs.experiment import open_run
+from stochflow.runs.experiment import evaluate_run, floor_of, open_run, resume, saved_figures
 from stochflow.worlds.strings import Strings
 
 SLIPS = """grid --lr inf|grid --lr nan|grid --lr 1e9|grid --lr 0|grid --lr=-1|grid --batch 0|grid --batch=-5|grid --seed=-1|grid --threads 100000
@@ -47,6 +52,72 @@ def test_what_does_not_fit_is_refused_with_its_size(words, remedy, tmp_path, cap
         assert part in said
 
 
+BEYOND = """bits --modes 300000|--modes
+    bits --length 120 --modes 100000 --look 100000|--look
+    gc --targets 0.1,0.2,0.3 --length 1000|--look
+    gc --objective logvar --batch 100000|--batch
+    grid --ndim 30 --side 30 --look 10 --objective sgfn-kl|--objective db
+    grid --ndim 30 --side 30 --look 10 --objective flow-kl|--objective db
+    grid --side 100 --objective subtb --batch 10000|--objective tb
+    grid --stick 0.1 --dynamics thought --batch 1000000|--dynamics known
+    bits --stick 0.1 --dynamics thought --batch 30000|--batch
+    bits --stick 0.1 --bits 10 --dynamics neural|--dynamics known
+    bits --stick 0.1 --bits 10 --dynamics tabular|--dynamics known
+    bits --stick 0.1 --dynamics-off-pol --replay-size 10000000000|--replay-size
+    bits --stick 0.1 --dynamics-off-pol --dynamics-sample-size 100000000|--dynamics-sample-size
+    bits --stick 0.1 --bits 10 --objective stb-head --dynamics known|--look
+    tfbind8 --seeds 1000|--seeds
+    tfbind8 --hidden 10000|--hidden
+    grid --side 1000 --seeds 100 --look 10|--batch
+    grid --ndim 1 --side 1000000|--look
+    peptide --net transformer --batch 20000|--batch
+    peptide --net gru --batch 100000|--batch
+    bits --net lstm --hidden 100000|--hidden""".split("\n")
+
+
+@pytest.mark.parametrize("line", BEYOND)
+def test_each_setting_that_grows_is_refused_before_memory_is_taken(line, tmp_path, capfd, monkeypatch):
+    words, _, remedy = line.strip().partition("|")
+    monkeypatch.setattr(memory, "free_memory", lambda: 4 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert main(["train", *words.split(), "--steps", "2", "--quiet", "--out", str(tmp_path / "run")]) == 2
+    said = capfd.readouterr().err
+    assert re.fullmatch(r"stochflow: .* needs about .* GB of memory, but 4 GB are free: .*\n", said)
+    assert remedy in said
+    assert not (tmp_path / "run").exists()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3_000_000  # kilobytes
+
+
+def test_tables_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: 1 << 28)
+    many = ",".join(["0.5"] * 100_000)
+    for task, most, remedy in (
+        ("bits", {"modes": 10**6}, "--modes"),
+        ("gc", {"targets": many, "betas": many}, "--betas"),
+    ):
+        with pytest.raises(UserError, match=f"needs about .* GB of memory.*{remedy}"):
+            train(task, **most)
+
+
+ESTIMATED = """grid --ndim 30 --side 5 --objective flow-kl --batch 32 --look 100
+    grid --side 40 --objective subtb --batch 1000 --look 100
+    bits --stick 0.1 --dynamics thought --batch 300 --look 10 --net mlp
+    bits --net transformer --batch 300 --look 10""".split("\n")
+
+
+@pytest.mark.parametrize("line", ESTIMATED)
+def test_no_more_is_estimated_than_is_taken(line, tmp_path, capfd, monkeypatch):
+    """Or a run would be refused that fits."""
+    words = ["train", *line.split(), "--steps", "2", "--quiet", "--out"]
+    code = "import resource, sys; from stochflow.cli.commands import main; assert main(sys.argv[1:]) == 0; print('kB', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    made = subprocess.run([sys.executable, "-c", code, *words, tmp_path / "one"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    asked = []
+    monkeypatch.setattr("stochflow.runs.cost.need", lambda bytes_, what, remedy: asked.append(bytes_))
+    assert main([*words, str(tmp_path / "two")]) == 0
+    assert 30e6 < max(asked) < int(made.stdout.split("kB")[1]) * 1024
+
+
 def test_limits_of_control_groups_are_respected(tmp_path):
     group = tmp_path / "fs" / "jobs" / "mine"
     group.mkdir(parents=True)
@@ -54,8 +125,8 @@ def test_limits_of_control_groups_are_respected(tmp_path):
     for folder, most, used in ((group, "max", 0), (group.parent, 3 << 30, 1 << 30)):
         (folder / "memory.max").write_text(f"{most}\n")
         (folder / "memory.current").write_text(f"{used}\n")
-    (group.parent / "memory.stat").write_text("anon 5\ninactive_file 4096\n")
-    assert memory._of_group(str(tmp_path / "fs"), str(tmp_path / "own")) == (2 << 30) + 4096
+    (group.parent / "memory.stat").write_text("anon 5\ninactive_file 4096\nactive_file 512\nslab_reclaimable 64\n")
+    assert memory._of_group(str(tmp_path / "fs"), str(tmp_path / "own")) == (2 << 30) + 4096 + 512 + 64
     first = tmp_path / "fs" / "memory" / "old"
     first.mkdir(parents=True)
     (tmp_path / "own").write_text("4:cpu,memory:/old\n7:pids:/x\n")
@@ -71,8 +142,6 @@ def test_limits_of_control_groups_are_respected(tmp_path):
 
 
 def test_long_strings_are_checked_in_bounded_memory():
-    import resource
-
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     check_env(Strings("ACGT", 1000))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2_000_000  # kilobytes
@@ -126,3 +195,36 @@ def test_python_refuses_in_the_same_words(wrong, tmp_path):
         result.sample(**{"n": 2} | wrong)
     with pytest.raises(UserError, match="no device"):
         open_run(tmp_path / "run", device="gpu")
+
+
+WRONG = [np.zeros(3), torch.zeros(2), 3, -1.5, ["grid"], {"task": "grid"}, b"grid", object()]
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train("grid", side=3, steps=1, batch=2, hidden=4, out=path)
+    return path
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda x: type(x).__name__)
+def test_what_is_no_task_is_refused_wherever_one_is_given_again(wrong, a_run):
+    for call in (open_run, resume, evaluate_run):
+        with pytest.raises(UserError, match=r"task is .* must be a Task, or the name"):
+            call(a_run, task=wrong)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda x: type(x).__name__)
+def test_whatever_is_given_python_refuses_in_one_sentence(wrong, a_run):
+    calls = {
+        "out": lambda: train("grid", side=3, out=wrong),
+        "on_progress": lambda: train("grid", side=3, on_progress=wrong),
+        "on_start": lambda: resume(a_run, on_start=wrong),
+        "track": lambda: resume(a_run, track=wrong),
+        "device": lambda: open_run(a_run, device=wrong),
+        "config": lambda: floor_of(wrong),
+        "condition": lambda: next(open_run(a_run).sample(1, 0, wrong)),
+    } | {f"path{n}": lambda f=f: f(wrong) for n, f in enumerate((open_run, resume, evaluate_run, saved_figures))}
+    for name, call in calls.items():
+        with pytest.raises(UserError, match=rf"^{name.rstrip('0123')} is .*must be"):
+            call()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from stochflow import Slip, Task, strings_task, train
+from stochflow.cli.commands import main
 from stochflow.errors import UserError
 from stochflow.law.exact import Graph, exact_law
 from stochflow.nets.layers import Trunk
@@ -77,7 +78,11 @@ def test_a_law_of_noise_with_a_past_points_to_the_one_that_takes_it_in():
         exact_law(Graph(env), Fatigue(), Policy(env, MLP(4, 1)))
 
 
-def test_the_names_of_the_literature_are_understood():
+def test_the_names_of_the_literature_are_understood(capsys):
     for word, meant in (("sgfn-db", "sdb"), ("trajectory-balance", "tb"), ("vargrad", "logvar")):
         with pytest.raises(UserError, match=f'did you mean "{meant}"'):
             train("grid", objective=word)
+        assert main(["train", "grid", "--objective", word]) == 2
+        assert f'(did you mean "{meant}"?)' in capsys.readouterr().err
+    assert main(["train", "grid", "--net", "transfomer"]) == 2
+    assert '(did you mean "transformer"?)' in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import itertools
 import json
 import os
@@ -39,12 +40,33 @@ def test_every_cell_is_a_run_of_its_own_settings_and_runs_once(tmp_path):
         assert run.config.task.side == cell.settings["side"]
         assert run.config.train.seeds == 2
         assert cell.value == run.read("summary.json")["excess_tv"]
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*") if p.is_file() and p.name != "sweep.json"}
+    before = {
+        p: p.stat().st_mtime_ns
+        for p in (tmp_path / "s").rglob("*")
+        if p.is_file() and p.name not in ("sweep.json", ".lock")
+    }
     again = sweep(BASE, grid, tmp_path / "s", tell=lambda *_: pytest.fail("a finished cell ran again"))
     assert [c.value for c in again.cells] == [c.value for c in first.cells]
     assert before == {p: p.stat().st_mtime_ns for p in before}
     with pytest.raises(UserError, match="holds a sweep of other settings"):
         sweep(BASE, {"lr": [1e-3]}, tmp_path / "s")
+
+
+def test_a_second_sweep_of_the_folder_is_refused_and_a_full_disk_is_said(tmp_path, monkeypatch):
+    def again(folder, config, free):
+        with pytest.raises(UserError, match="another process is writing the sweep"):
+            sweep(BASE, {"lr": [1e-3]}, tmp_path / "s")
+        return {"summary": {}}
+
+    monkeypatch.setattr(sweeps, "run_cell", again)
+    assert [c.done for c in sweep(BASE, {"lr": [1e-3]}, tmp_path / "s").cells] == [True]
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sweeps, "write_json", full)
+    with pytest.raises(UserError, match="No space left on device; cells that have ended are whole"):
+        sweep(BASE, {"lr": [1e-3]}, tmp_path / "t")
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch):

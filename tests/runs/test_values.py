@@ -86,7 +86,12 @@ REFUSED = [
     ),
     ("dynamics", Tabular(Grid(2, 4)), "dynamics is of 1 of the run's 2 seeds: build it for as many"),
     ("source", elsewhere, "source is of the environment Grid(ndim=2, side=8), but the task has Grid(ndim=2, side=4)"),
-    ("track", 3, "there is no tracker 3: take one of wandb, trackio, tensorboard"),
+    ("track", 3, "track is 3, but it must be the name of a tracker, such as wandb, or none"),
+    (
+        "track",
+        "wand",
+        """there is no tracker 'wand' (did you mean "wandb"?): take one of wandb, trackio, tensorboard""",
+    ),
 ]
 
 

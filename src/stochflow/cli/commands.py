@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 our fault, 2 the user's (one sentence on stderr), 130 inte
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -19,7 +20,9 @@ from stochflow.cli.complaints import parsed
 from stochflow.cli.forecast import compare_forecasts, is_forecast, report_forecast, resume_forecast, sample_forecast
 from stochflow.cli.parsing import as_config, explained, not_asked_for, of_user, one_line, parse_task, task_and_flags
 from stochflow.cli.terminal import Progress, closing, complain, details, floor_table, plain_messages, table
+from stochflow.cli.watchdog import Watchdog, end_now
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.progress import counted
 from stochflow.files.reading import shown
 from stochflow.law.verdict import verdict
 from stochflow.runs.config import OBJECTIVES, TASKS, Config, Train, UserTask
@@ -141,12 +144,15 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     plain_messages()
     try:
-        return _dispatch(words)
+        with Watchdog(quiet="--quiet" in words) if words[:1] != ["watch"] else contextlib.nullcontext():
+            return _dispatch(words)
     except UserError as error:
         complain(str(error))
         return 2
     except KeyboardInterrupt as stop:
         complain(str(stop) or "interrupted")
+        if argv is None:  # the command itself: millions of objects need not be given back one by one before it ends
+            end_now(130)
         return 130
     except SystemExit as stop:  # tyro's help (0) and its own complaints (2)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -332,6 +338,7 @@ def _sample(words: list[str]) -> int:
         by_name = {".fasta": "fasta", ".fa": "fasta", ".json": "json"}
         kind = by_name.get(asked.out.suffix.lower() if asked.out else "", "csv")
     from stochflow.runs import experiment, export
+    from stochflow.runs.cost import check_sample
 
     opened = experiment.open_run(asked.run, _consent(asked))
     from stochflow.look.shortlist import known_modes, shortlist, synthesised
@@ -342,9 +349,10 @@ def _sample(words: list[str]) -> int:
         if asked.min_distance or asked.top
         else known_modes(export.read_rows(asked.run / "samples.csv"), opened.task)
     )
-    rows = shortlist(
-        opened.sample(asked.n, asked.seed, asked.condition), asked.unique, asked.min_distance, asked.top, known
-    )
+    if not asked.top and not asked.min_distance:  # a shortlist is chosen from a bounded number
+        check_sample(opened.task.env, asked.n, asked.unique, asked.simulate > 0)
+    drawn = counted(opened.sample(asked.n, asked.seed, asked.condition), "drawing objects", asked.n)
+    rows = shortlist(drawn, asked.unique, asked.min_distance, asked.top, known)
     rows = iter(synthesised(opened.task, rows, asked.simulate, asked.seed)) if asked.simulate else rows
     if asked.out is None:
         export.write_rows(rows, kind, sys.stdout)

@@ -11,7 +11,8 @@ from typing import Any
 
 import tyro
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, did_you_mean
+from stochflow.runs.config import ALIASES
 
 _FRAME = re.compile(r"^[\s╭│╰|+]+|[\s╮│╯|+]+$")
 
@@ -36,6 +37,9 @@ def parsed(kind: Any, words: Sequence[str], prog: str, config: Sequence[Any] = (
 def sentence(box: str, prog: str) -> str:
     """The words of a box: what is wrong, what was perhaps meant, and where the flags are listed."""
     lines = [_FRAME.sub("", line) for line in box.splitlines()]
+    underlined = len(lines) > 1 and lines[1].strip() and not lines[1].strip("─-═ ")
+    if underlined:  # the title, where frames cannot be drawn
+        lines = lines[2:]
     parts: list[list[str]] = [[]]
     for line in lines:
         if not line.strip("─-═ "):
@@ -48,5 +52,11 @@ def sentence(box: str, prog: str) -> str:
     for part in whole[1:]:
         if re.match(r"(Perhaps you meant|Arguments? similar)", part):
             near += re.findall(r"(?<!\S)--[a-z][\w-]*", part)
+    choice = re.match(r"invalid choice '([^']*)' .*Expected one of \((.*)\)", what, re.IGNORECASE)
+    if choice:
+        known = re.findall(r"'([^']+)'", choice[2])
+        other = ALIASES.get(choice[1])
+        meant = f' (did you mean "{other}"?)' if other in known else did_you_mean(choice[1], known)
+        return f"{what[:1].lower()}{what[1:]}{meant}: `{prog} --help` shows the flags"
     meant = f" (did you mean {' or '.join(dict.fromkeys(near[:3]))}?)" if near else ""
     return f"{what[:1].lower()}{what[1:]}{meant}: `{prog} --help` shows the flags"

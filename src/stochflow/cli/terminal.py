@@ -19,13 +19,31 @@ from stochflow.law.verdict import number, remarks, verdict
 from stochflow.look.labels import LABELS, TERMINAL
 
 
+class Silence:
+    """How long nothing has been said."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+
+    def broken(self) -> None:
+        self.since = time.monotonic()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.since
+
+
+silence = Silence()
+
+
 def complain(sentence: str) -> None:
     """One line on stderr, without control characters."""
+    silence.broken()
     print(f"stochflow: {one_line(sentence)}", file=sys.stderr)
 
 
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        silence.broken()
         return f"stochflow: {one_line(record.getMessage())}"
 
 
@@ -110,8 +128,10 @@ class Progress:
         line = "  ".join(parts)
         if self.bar is not None:
             self.bar.update(self.row, completed=step, description=line)
+            silence.broken()
         elif fresh or "elbo" in record or step == steps or not self.spoken:
             print(line, flush=True)  # the first line at once: a minute of silence looks like a hang
+            silence.broken()
         self.spoken = True
         if fresh or "elbo" in record:
             self._health()

@@ -70,14 +70,16 @@ def _of_group(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> i
 
 
 def _cache(folder: Path) -> int:
-    """Pages that the system gives back when they are wanted."""
+    """Pages that the system gives back when they are wanted: of files, read lately or not, and of its own tables."""
     try:
-        for line in (folder / "memory.stat").read_text().splitlines():
-            if line.startswith(("inactive_file ", "total_inactive_file ")):
-                return int(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
+        words = (folder / "memory.stat").read_text().split()
+        found = dict(zip(words[::2], map(int, words[1::2]), strict=False))
+    except (OSError, ValueError):
+        return 0
+    whole = "total_" if "total_inactive_file" in found else ""  # version 1: with the groups below
+    return sum(found.get(whole + name, 0) for name in ("inactive_file", "active_file")) + found.get(
+        "slab_reclaimable", 0
+    )
 
 
 def _number(path: Path) -> int | None:

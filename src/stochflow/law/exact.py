@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError, need_kind, one_line
+from stochflow.files.progress import counted, stage
 from stochflow.learn.evaluate import move_law
 from stochflow.ops import NEG, masked_log_softmax
 from stochflow.types import Task
@@ -53,7 +54,7 @@ class Graph:
         # int32 halves the largest table; 10^7 states of 5 moves are then 200 MB
         self.child = torch.empty(count, moves, dtype=torch.int32 if count < 2**31 else torch.int64, device=where)
         self.parents = torch.zeros(count, dtype=torch.long, device=where)
-        for part in _chunks(count):
+        for part in counted(_chunks(count), "listing the states, in parts", -(-count // CHUNK)):
             state = self.states[part]
             mask = env.moves(state)
             every = torch.arange(moves, device=where).expand(len(state), moves)
@@ -84,13 +85,14 @@ class Graph:
                 "correct all_states, index or moves (check_env names the fault)"
             )
         level, levels, seen = orphans, [], 0
-        while len(level):
-            levels.append(level)
-            seen += len(level)
-            below = self.child[level]
-            below = below[below >= 0].long()
-            waiting.index_add_(0, below, torch.full_like(below, -1))
-            level = below[waiting[below] == 0].unique()
+        with stage("ordering the states", len(self.states), lambda: seen):
+            while len(level):
+                levels.append(level)
+                seen += len(level)
+                below = self.child[level]
+                below = below[below >= 0].long()
+                waiting.index_add_(0, below, torch.full_like(below, -1))
+                level = below[waiting[below] == 0].unique()
         if seen != len(self.states):
             raise UserError(
                 f"the moves of {self.env!r} run in a circle, but an object must end: make every move lead to a new state"
@@ -139,7 +141,7 @@ def target_law(graph: Graph, task: Task) -> TargetLaw:
     """The final reward of every object and the law proportional to it."""
     log_reward = torch.full((len(graph),), -math.inf, dtype=torch.float64, device=graph.states.device)
     ends = graph.terminal.nonzero().squeeze(1)
-    for part in _chunks(len(ends)):
+    for part in counted(_chunks(len(ends)), "rewards of all objects, in parts", -(-len(ends) // CHUNK)):
         state = graph.states[ends[part]]
         score = torch.as_tensor(task.oracle(state)).to(log_reward)
         log_reward[ends[part]] = task.reward(score, state, None).to(log_reward)
@@ -174,9 +176,10 @@ def flows(graph: Graph, log_reward: Tensor) -> tuple[Tensor, Tensor]:
     log_flow = log_reward.clone()
     log_q = torch.full(graph.mask.shape, NEG, dtype=torch.float64, device=log_flow.device)
     share = -graph.parents.clamp(min=1).to(log_flow).log()  # log P_B of each edge into a state
-    for level in reversed(graph.levels):
+    for level in counted(reversed(graph.levels), "exact flows, level by level", len(graph.levels)):
         child = graph.child[level].long()
-        flow = torch.where(child >= 0, (log_flow + share)[child.clamp(min=0)], -math.inf)
+        after = child.clamp(min=0)
+        flow = torch.where(child >= 0, log_flow[after] + share[after], -math.inf)
         if graph.env.stop is not None:
             flow[:, graph.env.stop] = log_reward[level]
         decides = ~graph.complete[level]
@@ -210,7 +213,7 @@ def invert(graph: Graph, channel: Channel, log_q: Tensor, tolerance: float = 1e-
     if channel.exact:
         return log_pi, feasible
     size = max(1, CHUNK * 64 // env.num_moves**2)
-    for part in _chunks(len(graph), size):
+    for part in counted(_chunks(len(graph), size), "the policy behind the flows, in parts", -(-len(graph) // size)):
         mask = graph.mask[part]
         legal = env.real_moves(mask)
         q = log_q[part].exp()
@@ -298,7 +301,8 @@ def _walk(graph: Graph, channel: Channel, logits: Callable[[Tensor], Tensor], se
     deciding = [level[~graph.complete[level]] for level in graph.levels]
     order = torch.cat(deciding)
     level_of = torch.cat([torch.full_like(level, depth) for depth, level in enumerate(deciding)])
-    for part in _chunks(len(order), max(1, CHUNK // seeds)):
+    size = max(1, CHUNK // seeds)
+    for part in counted(_chunks(len(order), size), "the exact law, in parts", -(-len(order) // size)):
         here = order[part]
         mask = graph.mask[here]
         log_pi = masked_log_softmax(logits(here).double(), mask)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError, need_kind
+from stochflow.files.progress import counted, stage
 from stochflow.law import metrics
 from stochflow.law.exact import (
     Graph,
@@ -232,7 +233,7 @@ def _tree_laws(graph: Graph, channel: Channel, target: TargetLaw, log_q: Tensor)
         -target.log_reward
     )  # V(s), the least cost of finishing from s; right already where nothing is left to decide
     size = max(1, (1 << 21) // env.num_moves**2)  # states together: bounds the [n, M, M] tables
-    for level in reversed(graph.levels):
+    for level in counted(reversed(graph.levels), "the best law, level by level", len(graph.levels)):
         for here in level[~graph.complete[level]].split(size):
             mask = graph.mask[here]
             legal = env.real_moves(mask)
@@ -442,15 +443,16 @@ def _least_l1(graph: Graph, channel: Channel, target: Tensor) -> tuple[Tensor | 
     start = np.zeros(count)
     start[graph.root] = scale
     cost = np.concatenate([np.zeros(wide + len(ends)), np.ones(len(ends))])
-    answer = linprog(
-        cost,
-        A_ub=excess,
-        b_ub=scale * target.cpu().numpy()[ends],
-        A_eq=balance,
-        b_eq=start,
-        method="highs",
-        options={"time_limit": LP_SECONDS},
-    )
+    with stage(f"solving a linear program of {wide:,} action flows, for at most {LP_SECONDS:.0f} s"):
+        answer = linprog(
+            cost,
+            A_ub=excess,
+            b_ub=scale * target.cpu().numpy()[ends],
+            A_eq=balance,
+            b_eq=start,
+            method="highs",
+            options={"time_limit": LP_SECONDS},
+        )
     if answer.x is None or answer.status != 0:
         return (
             None,

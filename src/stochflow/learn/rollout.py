@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError, need_kind, need_whole, one_line
+from stochflow.files.progress import counted
 from stochflow.nets.policy import Policy
 from stochflow.ops import ALL_AT_ONCE, NEG, always, gumbel_argmax, keep, log_exponential, masked_log_softmax, zeros
 from stochflow.types import Explore, Fading, Task, Trajectories
@@ -56,7 +57,7 @@ def rollout(
     after = int(torch.randint(2**62, ())) if device.type == "cpu" and not (drawn or env.free) else None
     stopped = torch.zeros(seeds, batch, dtype=torch.bool, device=device)
     states, actions, moves, alives = [state], list[Tensor](), list[Tensor](), list[Tensor]()
-    for t in range(env.horizon):
+    for t in counted(range(env.horizon), "decisions of a batch", env.horizon):
         before = state
         state, action, move, alive, stopped, memory = steps.turn(
             task, state, logits, stopped, memory, noise(t), own(t), temper

@@ -7,6 +7,7 @@ could lead to any file of the user's, and `--out /dev/null` would take the devic
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,12 +33,26 @@ def replacing(path: Path, text: bool = False) -> Iterator[IO[Any]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+            _still_ours(file, temporary)
         os.replace(temporary, path)
+    except _Overtaken:  # what lies there is the other's
+        raise
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+class _Overtaken(OSError):
+    """Another process has begun to write the same file."""
+
+
+def _still_ours(file: IO[Any], temporary: Path) -> None:
+    """A second writer takes the first one's temporary file away, and half of the second's must not be given the name."""
+    found = os.stat(temporary) if temporary.exists() else None
+    if found is None or not os.path.samestat(found, os.fstat(file.fileno())):
+        raise _Overtaken(errno.EBUSY, "another process is writing it too", str(temporary))
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stochflow.engines.base import Request
 from stochflow.engines.choose import walk
-from stochflow.errors import UserError, did_you_mean
+from stochflow.errors import UserError, did_you_mean, need_kind
 from stochflow.files.reading import shown
 from stochflow.law.floors import caution
 from stochflow.law.measure import SAMPLES, Yardstick, forked, scored, summarise
@@ -36,7 +36,7 @@ from stochflow.runs import defaults, tasks
 from stochflow.runs.asked import best_asked, figures, known_objects, random_figures
 from stochflow.runs.beside import check_beside
 from stochflow.runs.config import Config, Train, UserTask
-from stochflow.runs.cost import check_memory
+from stochflow.runs.cost import check_law, check_memory, check_step
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective, make_source
 from stochflow.scores.answers import append_shared
 from stochflow.scores.oracles import Cached, Patient, TextOracle
@@ -125,6 +125,7 @@ def check_at_the_door(task: Task) -> None:
 
 def pick_device(word: str) -> torch.device:
     """`auto` is cuda where there is one, else cpu."""
+    need_kind("device", word, str, "auto, cpu or cuda")
     if word not in ("auto", "cpu", "cuda"):
         raise UserError(
             f"there is no device {word!r}{did_you_mean(str(word), ('auto', 'cpu', 'cuda'))}: take auto, cpu or cuda"
@@ -173,6 +174,8 @@ class Experiment:
         check_beside(t.beside, self.task.env)
         limit = t.oracle_calls if isinstance(self.task.oracle, TextOracle) else 0
         self.yardstick = Yardstick(self.task, self.device, t.look or look_size(limit, t.seeds), limit or None)
+        if self.yardstick.exact and self.device.type == "cpu":
+            check_law(self.task.env, t.seeds)
         if limit and not self.yardstick.exact and t.look * t.seeds >= limit:
             raise UserError(
                 f"--look {t.look} leaves nothing of --oracle-calls {limit} to learn from: make the look smaller"
@@ -211,6 +214,9 @@ class Experiment:
             ),
             iteration=Iteration(t.clip, compile=t.compile, engine=t.engine),
         )
+        chosen = self.trainer.engines
+        if self.device.type == "cpu" and chosen.gradient.name == "eager" and values.net is None:
+            check_step(self.task, t, objective, chosen.noise.name == "eager" and values.dynamics is None)
 
     def _make_buffer(self, priority: float) -> Buffer:
         t = self.config.train
@@ -328,6 +334,9 @@ class Experiment:
 
         `condition`: the values of one context, or its number; without it conditioned tasks draw under every context alike.
         """
+        need_kind(
+            "condition", condition, str, "the values of one condition with commas between, or its number, as text"
+        )
         chosen = context_row(self.task.env, condition) if condition else None
         for what, value, least in (("n", n, 1), ("seed", seed, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stochflow.errors import UserError, did_you_mean
+from stochflow.errors import UserError, did_you_mean, need_kind, need_path, one_line
 from stochflow.law.by_condition import floor_rows
 from stochflow.law.exact import expected_modes
 from stochflow.law.measure import SAMPLES, Yardstick, forked
@@ -82,6 +82,9 @@ def train(
             f"{task!r} is no task: give a task's name, its settings, or a Task, and call a function that makes one, "
             "as in train(my_task())"
         )
+    _check_callbacks(track, on_progress, on_start)
+    if out is not None:
+        need_path("out", out)
     given = task if isinstance(task, Task) else None
     if free is None:
         free = () if isinstance(task, Config) else {f.name for f in dataclasses.fields(Train)} - settings.keys()
@@ -134,6 +137,14 @@ def _ranks(apart: bool) -> Iterator[distributed.Group | None]:
     distributed.leave()  # where an error passes, the others are not waited for
 
 
+def _check_callbacks(track: Any, *functions: Any) -> None:
+    """UserError unless the tracker is named and the callbacks can be called."""
+    need_kind("track", track, str, "the name of a tracker, such as wandb, or none")
+    for name, function in zip(("on_progress", "on_start"), functions, strict=True):
+        if function is not None and not callable(function):
+            raise UserError(f"{name} is {one_line(repr(function), 80)}, but it must be a function, or None")
+
+
 def _follow(experiment: Experiment, group: distributed.Group, resumed: Checkpoint | None = None) -> Result:
     """What a rank other than the first does: learn, write its own oracle's answers alone, and hear how it ended."""
     path, total = group.from_first()
@@ -162,6 +173,8 @@ def resume(
     `task`: the run's task where it was made in Python, or its name `module:function` again: a folder alone runs no code.
     `objects`: the same `objective`, `net`, `dynamics` and `source` that the run was trained with, where they were values.
     """
+    need_path("path", path)
+    _check_callbacks(track, on_progress, on_start)
     apart = ranks.own_folder(path) != Path(path)
     path = ranks.own_folder(path)
     with _ranks(apart) as group:
@@ -267,6 +280,7 @@ def open_run(
     path: str | Path, task: Task | Consent | str | None = None, device: str = "auto", **objects: Any
 ) -> Experiment:
     """A trained run, ready to look at or to sample from; its folder only gains answers of a Python oracle. `task`, `objects` as in `resume`."""
+    need_path("path", path)
     run = Run.open(path)
     values = _values(objects, run.config, path)
     found = run.load()
@@ -314,6 +328,7 @@ def _rebuilt(task: Task | Consent | str | None, settings: Any, path: str | Path)
     """The run's task: as it was given, or made again from its settings, where that needs code only as far as agreed to."""
     if isinstance(task, Task):
         return task
+    need_kind("task", task, (Consent, str, type(None)), "a Task, or the name of the run's task, as my_module:my_task")
     consent = task if isinstance(task, Consent) else Consent(task)
     if isinstance(settings, UserTask) and settings.name != IN_PYTHON:
         settings = trust.agreed(settings, consent, Path(path), trust.remembered(Path(path)))
@@ -339,6 +354,7 @@ def evaluate_run(path: str | Path, device: str = "auto", task: Task | Consent | 
 
 def saved_figures(path: str | Path) -> dict[str, Any]:
     """The final figures as the run wrote them: nothing is computed, and none of its code is needed."""
+    need_path("path", path)
     run = Run.open(path)
     found = run.read("summary.json")
     if not found:
@@ -348,6 +364,7 @@ def saved_figures(path: str | Path) -> dict[str, Any]:
 
 def floor_of(config: Config) -> dict[str, Any]:
     """The best achievable law of a task, beside the naive one; of each condition where it has conditions."""
+    need_kind("config", config, Config, "a Config, as configure('grid') makes one")
     yardstick = Yardstick(make_task(config.task), torch.device("cpu"))
     if yardstick.conditions:
         return {"conditions": floor_rows(yardstick.task, yardstick.conditions)}

@@ -270,8 +270,10 @@ class Run:
                 found = load_checkpoint(path)
             except DamagedCheckpoint as error:
                 damaged.append(path)
-                log.warning("%s; the one before it is used", error)
+                log.warning("%s", error)
                 continue
+            if damaged:
+                log.warning("%s is used instead", shown(path))
             return found
         if damaged:
             names = ", ".join(p.name for p in damaged)

@@ -1,4 +1,4 @@
-"""One writer a run folder: a lock on the folder itself and on `.lock` in it, and in `.lock` who holds it.
+"""One writer a folder: a lock on the folder itself and on `.lock` in it, and in `.lock` who holds it.
 
 Locks of the system end with their process. The folder's own lock holds where `.lock` is deleted; where the file system has
 no locks, the name in `.lock` is all there is, and a holder that is dead, or silent for an hour, is passed over.
@@ -26,16 +26,17 @@ log = logging.getLogger("stochflow")
 
 
 class Lock:
-    """A held lock; `close` gives the folder back."""
+    """A held lock; `close` gives the folder back. `what` the folder is and a further `remedy` are said to a second writer."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, what: str = "run folder", remedy: str = ", or choose another --out"):
         refuse_special(path / ".lock")
+        self.what, self.remedy = what, remedy
         self.path = path / ".lock"
         self.held: list[int] = []
         before = _holder(self.path)
         try:
             if self._by_system(path):
-                _refuse_alive(path, before, self.path)
+                _refuse_alive(path, before, self.path, what)
             self._sign()
         except BaseException:
             self.close()
@@ -56,7 +57,7 @@ class Lock:
             except OSError as error:
                 if error.errno in NO_LOCKS and what == "file":
                     log.warning(
-                        "the file system of %s has no locks (%s): do not train into it from two places",
+                        "the file system of %s has no locks (%s): do not write into it from two places",
                         shown(path),
                         error.strerror,
                     )
@@ -66,8 +67,8 @@ class Lock:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise
                 raise UserError(
-                    f"another process is writing the run folder {shown(path)}{_named(_holder(self.path))}: "
-                    "wait for it or stop it, or choose another --out"
+                    f"another process is writing the {self.what} {shown(path)}{_named(_holder(self.path))}: "
+                    f"wait for it or stop it{self.remedy}"
                 ) from error
         return False
 
@@ -102,7 +103,7 @@ def _named(holder: dict[str, Any]) -> str:
     return f" (process {holder['pid']} on {shown(holder['host'], 80)})" if holder else ""
 
 
-def _refuse_alive(path: Path, holder: dict[str, Any], file: Path) -> None:
+def _refuse_alive(path: Path, holder: dict[str, Any], file: Path, what: str) -> None:
     """Where there are no locks: refuse while the process that signed is alive, as far as that can be known."""
     if not holder:
         return
@@ -115,7 +116,7 @@ def _refuse_alive(path: Path, holder: dict[str, Any], file: Path) -> None:
         gone = time.time() - file.stat().st_mtime > HOURS
     if not gone:
         raise UserError(
-            f"another process is writing the run folder {shown(path)}{_named(holder)}: wait for it or stop it; "
+            f"another process is writing the {what} {shown(path)}{_named(holder)}: wait for it or stop it; "
             f"if it has ended, remove {shown(file)}"
         )
     log.warning("the lock of %s is left from%s, which has ended", shown(path), _named(holder))

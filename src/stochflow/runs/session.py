@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
+from stochflow.files.progress import stage
 from stochflow.law import picture
 from stochflow.law.measure import not_better
 from stochflow.law.parts import noise_tables
@@ -123,12 +124,14 @@ class Session:
                 if self.owing:
                     self._between(self.trainer)
                 self._note_random()
-                self._train(total)
+                with stage("training, step", total, lambda: self.trainer.steps_done):
+                    self._train(total)
                 checkpoint = self._save()  # what was learned is safe, whatever comes now
                 self.finishing = True
                 if self.trainer.stop_requested:
                     raise self._interrupted()
-                done = self._finish(checkpoint)
+                with stage("training is over, the final look"):
+                    done = self._finish(checkpoint)
                 self.lead.end(done.summary)
                 return done
         except Diverged:
@@ -143,9 +146,12 @@ class Session:
                 self._save_at_failure()
                 self.lead.fail()
             except Exception:  # the error that stopped us is the one to tell
-                raise UserError(
-                    f"{error} (stopped at step {step}; the last checkpoint in {where} is from before)"
-                ) from error
+                before = (
+                    f"the last checkpoint in {where} is from before"
+                    if self.run.checkpoints()
+                    else "no checkpoint was saved"
+                )
+                raise UserError(f"{error} (stopped at step {step}; {before})") from error
             python = self.experiment.config.task.name == IN_PYTHON
             how = f"experiment.resume({str(where)!r}, task=...)" if python else ranks.command(where, self.trainer.group)
             raise UserError(
@@ -171,6 +177,10 @@ class Session:
             self.trainer.train(total, every(self.experiment), self._between)
             return
         oracle.budget = max(0, t.oracle_calls - self.experiment.yardstick.samples * t.seeds)
+        if self.trainer.steps_done and oracle.paid > oracle.budget and not self.experiment.yardstick.exact:
+            self.spent = True  # a final look has begun on its part, which would not do for the look of a later step
+            oracle.budget = t.oracle_calls
+            return
         try:
             self.trainer.train(total, every(self.experiment), self._between)
         except Spent:
@@ -215,7 +225,8 @@ class Session:
         if (step % t.log_every == 0 or look) and not last:
             record = self._stats()
             if look:
-                record = joined(record, self.experiment.measure())
+                with stage("a look"):
+                    record = joined(record, self.experiment.measure())
             self._tell(record)
             if look:
                 self._keep_if_best(record)

@@ -16,17 +16,19 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from stochflow.errors import UserError, did_you_mean
+from stochflow.files.progress import stage
 from stochflow.files.reading import Unreadable, read_json, shown
 from stochflow.runs import pools
 from stochflow.runs.config import Config, Train, UserTask, task_of, train_for
 from stochflow.runs.folder import is_run, write_json
+from stochflow.runs.lock import Lock
 from stochflow.runs.pools import RunAll
 
 FORMAT = 1
@@ -193,15 +195,43 @@ def sweep(
     many, on = _at_once(workers)
     if by and by not in LOWER + HIGHER:
         raise UserError(f'cells are not compared by "{by}"{did_you_mean(by, LOWER + HIGHER)}')
-    made = _open(Sweep(Path(out), base, grid, trials, by, free=set(free) - set(grid)))
-    with _pool(many, on) as run_all:
+    path = Path(out)
+
+    def asked() -> Sweep:
+        return Sweep(path, base, grid, trials, by, free=set(free) - set(grid))
+
+    with _named_errors(path):
+        _open(asked())  # what is wrong is said before anything is begun
+    with _alone(path), _named_errors(path), _pool(many, on) as run_all:
+        made = _open(asked())  # again, now that nobody else writes it
         try:
-            _run_all(made, run_all, many, tell)
+            with stage("cells", len(made.cells), lambda: sum(c.done for c in made.cells)):
+                _run_all(made, run_all, many, tell)
         except KeyboardInterrupt:
             task = f" --task {base.task.name}" if isinstance(base.task, UserTask) else ""
             again = f"stochflow sweep {made.path}{task}"
             raise KeyboardInterrupt(f"interrupted, everything saved: go on with `{again}`") from None
     return made
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """The folder's lock: a second sweep would find cells half made."""
+    with _named_errors(path):
+        lock = Lock(path, "sweep")
+    with contextlib.closing(lock):
+        yield
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot use the sweep {shown(path)}: {error.strerror or error}; cells that have ended are whole: "
+            "free or allow the space and start it again, or choose another --out"
+        ) from error
 
 
 def _run_all(made: Sweep, run_all: RunAll, workers: int, tell: Callable[[Cell, int], None] | None) -> None:

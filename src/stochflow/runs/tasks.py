@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError, did_you_mean, need_kind, need_number, one_line
+from stochflow.files.memory import need
 from stochflow.law.modes import tfbind8_modes
 from stochflow.runs import config, trust
 from stochflow.runs.config import BitsTask, GCTask, GridTask, PeptideTask, RNATask, TFBind8Task
@@ -114,6 +115,7 @@ def bits_task(
         raise UserError(f"modes = {modes} leaves nothing to find: give 1 or more")
     if not beta > 0:
         raise UserError(f"beta = {beta} must be above 0: it is what a wrong bit costs")
+    need(min(modes, 5 ** (length // 8)) * (12 * length + 200), f"the table of {modes} modes", "give fewer --modes")
     env = Strings(bit_alphabet(bits), length // bits)
     return Task(
         env, make_channel(env, stick, noise, confusion), BitModes(env, bits, modes, mode_seed), Linear(beta * length)
@@ -134,6 +136,11 @@ def gc_task(
         raise UserError(f"targets = {targets!r} are shares of G and C: give numbers between 0 and 1")
     if min(sharp) < 0:
         raise UserError(f"betas = {betas!r} are inverse temperatures: give numbers of at least 0")
+    need(
+        len(wanted) * len(sharp) * 16,
+        f"the table of {len(wanted)} x {len(sharp)} conditions",
+        "give fewer --targets or --betas",
+    )
     env = Conditioned(Strings("ACGT", length), torch.cartesian_prod(torch.tensor(wanted), torch.tensor(sharp)))
     return Task(env, make_channel(env, stick, noise, confusion), GCContent(env), Tempered(env))
 

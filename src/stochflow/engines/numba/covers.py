@@ -18,6 +18,7 @@ from stochflow.worlds.env import Channel
 
 MOST = 1 << 20  # activations of a seed's step
 MOST_KEPT = 1 << 28  # activations of all layers, steps and seeds, should all rows be needed
+MOST_LAYERS = 64  # each is compiled by itself: of a thousand LLVM makes minutes
 MOST_MOVES = 16  # of a model of the noise: beyond, most pairs of action and move never occur, and autograd is faster
 COMPILED = "its steps are compiled by torch.compile"
 
@@ -47,6 +48,8 @@ def walks(request: Request) -> str | None:
 
 def _fits(policy: Policy, batch: int) -> str | None:
     env, width, layers = policy.env, policy.trunk.width, len(inner_mlp(policy.trunk).layers)
+    if layers > MOST_LAYERS:
+        return f"numba covers networks of up to {MOST_LAYERS} layers"
     kept = policy.num_seeds * batch * (env.horizon + 1) * width * layers
     drawn = policy.num_seeds * batch * env.horizon * env.num_moves
     small = batch * width <= MOST and kept <= MOST_KEPT and drawn <= ALL_AT_ONCE
