@@ -34,6 +34,8 @@ RIVALS = ("AutoETS", "AutoTheta", "MSTL", "AutoARIMA", "seasonal naive")
 NORMAL_90 = 1.2815515655446004  # the 90 % point of the standard normal
 NETWORK = "off"  # the statistical law alone: the network is tried from 150 windows on, and multiplies the cost
 SHORT = 200  # rows of a data set below which no method may be far behind
+FAR = 1.15  # times the best of the others
+OURS = "stochflow"
 
 
 def units(table: Any) -> dict[str, float]:
@@ -122,7 +124,31 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         "short_worst": max(
             (mean[c] / best[c] for c, case in cases.items() if case["rows"] < SHORT), default=float("nan")
         ),
+        "short": short(found),
     }
+
+
+def short(found: dict[str, Any]) -> dict[str, Any]:
+    """Of the sets with few rows: how far each method is behind the best of the others, and how sure that is of ours.
+
+    Intervals are over windows, which are resampled together for both methods.
+    """
+    cases = {c: case for c, case in found["cases"].items() if case["rows"] < SHORT}
+    behind: dict[str, dict[str, float]] = {}
+    sure = {}
+    dice = np.random.default_rng(0)
+    for name, case in cases.items():
+        each = {r: np.array(x["windows"]) for r, x in case["rivals"].items()}
+        rivals = dict(each)
+        each[OURS] = np.mean([x["windows"] for x in case["ours"].values()], axis=0)
+        for method, windows in each.items():
+            others = [x.mean() for other, x in each.items() if other != method]
+            behind.setdefault(method, {})[name] = float(windows.mean() / min(others))
+        best = min(rivals.values(), key=np.mean)
+        rows = dice.integers(len(best), size=(4000, len(best)))
+        ratio = each[OURS][rows].mean(1) / best[rows].mean(1)
+        sure[name] = [float(np.quantile(ratio, q)) for q in (0.025, 0.975)]
+    return {"behind": behind, "interval": sure}
 
 
 def render(found: dict[str, Any]) -> str:
@@ -142,6 +168,24 @@ def render(found: dict[str, Any]) -> str:
     lines += ["", "| against | geometric mean of the ratios (95 % interval over sets) | sets |", "|---|---|---|"]
     for name, x in found["summary"]["against"].items():
         lines.append(f"| {name} | {x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f}) | {x['sets']} |")
+    few = found["summary"]["short"]
+    lines += [
+        "",
+        f"| of the sets below {SHORT} rows | more than {FAR} times the best of the others | worst |",
+        "|---|---|---|",
+    ]
+    for method, ratios in sorted(few["behind"].items(), key=lambda x: sum(v > FAR for v in x[1].values()) / len(x[1])):
+        worst = max(ratios, key=lambda c: ratios[c])
+        count = sum(v > FAR for v in ratios.values())
+        lines.append(f"| {method} | {count} of {len(ratios)} | {worst}: {ratios[worst]:.2f} |")
+    lines += [
+        "",
+        f"| set below {SHORT} rows | ours / best rival (95 % interval over windows) | windows |",
+        "|---|---|---|",
+    ]
+    for name, (low, high) in few["interval"].items():
+        count = len(found["cases"][name]["ours"]["0"]["windows"])
+        lines.append(f"| {name} | {few['behind'][OURS][name]:.2f} ({low:.2f} to {high:.2f}) | {count} |")
     return "\n".join(lines)
 
 

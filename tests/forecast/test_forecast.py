@@ -418,6 +418,19 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_later_of_two_that_write_the_same_folder_is_told(tmp_path):
+    def both() -> None:
+        with whole_folder(tmp_path / "out") as later:
+            (later / "forecasts.csv").write_text("later")
+            with whole_folder(tmp_path / "out") as earlier:
+                (earlier / "forecasts.csv").write_text("earlier")
+
+    with pytest.raises(UserError, match="another process has written it meanwhile"):
+        both()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "forecasts.csv").read_text() == "earlier"
+
+
 def test_the_flags_need_no_torch():
     import subprocess
     import sys

@@ -8,10 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import norm
 
-from stochflow.forecast import Forecaster, covariates, location, prior, regression
-from stochflow.forecast.location import Plan, Residuals, backward, forward
+from stochflow.forecast import Forecaster, autoregression, covariates, location, prior, regression
+from stochflow.forecast.location import Plan, backward, forward
 from stochflow.forecast.report import crps
+from stochflow.forecast.scales import Residuals
 from stochflow.forecast.smoothing import Rates, smooth
 from stochflow.nets.mlp import MLP
 from stochflow.nets.windows import PathPolicy, WindowMLP
@@ -212,6 +214,37 @@ def test_residual_paths_keep_their_size():
     assert np.median(size / wanted) == pytest.approx(1)
 
 
+def test_smoothing_adds_nothing_to_the_variance_of_paths():
+    """a^2 var(z) + b^2 E c^2 is the paths' own: rare events are not made likelier by kernels that widen what was seen."""
+    dice = np.random.default_rng(0)
+    z = dice.normal(size=(150, 4)) * np.where(dice.random((150, 1)) < 0.1, 3.0, 1.0)  # some paths are wild
+    z /= np.sqrt(np.square(z).mean(0))
+    residuals = Residuals(z, np.zeros(150, dtype=np.int64), np.arange(150) * 5)
+    centres, spreads, weights, rows, width, share = prior.components(residuals, z)
+    assert len(rows) == 150
+    assert share > 0
+    made = np.square(centres).mean(0) + weights @ np.square(spreads)
+    assert made == pytest.approx(np.ones(4))
+    assert np.square(centres).mean(0) == pytest.approx(np.full(4, 1 - width**2))
+
+
+def test_rare_events_of_normal_paths_have_their_closed_form():
+    """The mean of six innovations exceeds 3.7 of its standard deviations once in 10,000: luck in the choice of kernels does not change that much."""
+    found = []
+    level = float(norm.isf(1e-4))
+    for seed in range(12):
+        z = np.random.default_rng([11, seed]).normal(size=(160, 6))
+        residuals = Residuals(z, np.zeros(160, dtype=np.int64), np.arange(160) * 6)
+        centres, spreads, weights, *_ = prior.components(residuals, z)
+        off = level * np.sqrt(6) - centres.sum(1)
+        found.append(weights @ norm.sf(off / (spreads[:, None] * np.sqrt(6))).mean(1) / 1e-4)
+    assert np.exp(np.log(found).mean()) == pytest.approx(1, abs=0.25)
+    assert np.log(found).std() < 0.15
+    wild = np.random.default_rng(0).standard_t(3, size=(160, 6))
+    _, spreads, *_ = prior.components(Residuals(wild, np.zeros(160, dtype=np.int64), np.arange(160) * 6), wild)
+    assert len(spreads) == 2  # tails that are there are kept
+
+
 def test_logarithms_are_left_where_their_errors_span_orders_of_magnitude():
     shocks = np.random.default_rng(0).normal(size=40).cumsum()
     for size, wanted in ((0.1, 0.0), (0.8, 0.5)):
@@ -235,12 +268,92 @@ def test_smoothing_is_the_recursion_of_the_textbook():
     level, trend = y[0] - season[0], 0.0
     for t in range(40):
         error = y[t] - (level + 0.9 * trend + season[t % 4])
-        level += 0.9 * trend + 0.3 * error
-        trend = 0.9 * trend + 0.2 * 0.3 * error
+        n = max(t, 1)
+        gain = max(
+            0.3, 2 * (2 * n + 1) / ((n + 1) * (n + 2))
+        )  # of a line through what was seen, as long as that is more
+        level += 0.9 * trend + gain * error
+        trend = 0.9 * trend + gain * max(0.2, 1 / n) * error
         season[t % 4] += 0.1 * (1 - 0.5 * 0.3) * error
         ahead = [level + sum(0.9**j for j in range(1, h + 1)) * trend + season[(t + h) % 4] for h in range(1, 7)]
         assert np.allclose(made.forecast[t, 0, 0], ahead)
         assert made.one[t, 0, 0] == pytest.approx(error)
+
+
+@pytest.mark.parametrize("alpha", [0.03, 1.0])
+def test_a_filter_finds_a_level_or_a_slope_from_its_first_rows(alpha):
+    """A start at the first value without a slope is forgotten only after 1 / alpha rows, which short series do not have."""
+    none, drift = (Rates(*[np.array([[x]]) for x in (alpha, b, 1.0, 0.0, 0.0)]) for b in (0.0, 0.001))
+    line = 5 + 2.0 * np.arange(12)[None]
+    made = smooth(line, drift, (1, 1), origins=np.arange(3, 13), horizon=3).forecast[:, 0, 0]
+    assert np.allclose(made, line[0, 2:, None] + 2 * np.arange(1, 4), atol=1.0)
+    assert np.allclose(made[-1], 27 + 2 * np.arange(1, 4), atol=0.1)
+    noise = np.random.default_rng(0).normal(size=(1, 12))
+    flat = smooth(noise, none, (1, 1), origins=np.array([12]), horizon=1).forecast[0, 0, 0, 0]
+    assert flat == pytest.approx(noise.mean() if alpha < 1 else noise[0, -1])
+
+
+def simulated(slopes, constant, rows, seed=0):
+    e = np.random.default_rng(seed).normal(size=rows + 50)
+    x = np.zeros(rows + 50)
+    for t in range(2, rows + 50):
+        x[t] = constant + slopes[0] * x[t - 1] + slopes[1] * x[t - 2] + e[t]
+    return x[50:]
+
+
+def test_autoregressions_find_the_process_and_repeat_its_step():
+    x = simulated((0.5, 0.3), 1.0, 4000)
+    found = autoregression.fit(x[None], 0)
+    assert found[0, :3] == pytest.approx([1.0, 0.5, 0.3], abs=0.15)
+    changes = autoregression.fit((1e-9 * x.cumsum())[None], 1)  # whatever the units
+    assert changes[0, 1:3] == pytest.approx([0.5, 0.3], abs=0.05)
+    u = np.stack([x[:30].cumsum(), x[30:60].cumsum()])
+    b = np.array([[1.0, 0.5, 0.3, 0.0]] * 2)
+    made = autoregression.predict(u, b, 1, np.array([20, 30]), 3)
+    for i in range(2):
+        level, before = u[i, -1], [u[i, -1] - u[i, -2], u[i, -2] - u[i, -3]]
+        for h in range(3):
+            before = [1 + 0.5 * before[0] + 0.3 * before[1], before[0]]
+            level += before[0]
+            assert made[i, 1, h] == pytest.approx(level)
+
+
+def test_autoregressions_of_what_repeats_grows_or_stands_still():
+    season = np.tile([3.0, -1, -2, 0], 8)[None] + 0.5 * np.arange(32)
+    made = autoregression.predict(season, autoregression.fit(season, 4), 4, np.array([32]), 8)
+    assert np.allclose(made[0, 0], np.tile([3.0, -1, -2, 0], 2) + 0.5 * np.arange(32, 40), atol=0.05)
+    grown = 1.1 ** np.arange(40)[None]
+    b = autoregression.fit(grown, 0)
+    roots = np.roots([1, *-b[0, 1:]])
+    assert np.abs(roots).max() <= 1 + 1e-9  # values of tomorrow are no multiple of those of today
+    for flat in (np.full((1, 20), 7.0), np.array([[np.nan, 7.0, 7.0]])):
+        for lag in (0, 1):
+            ahead = autoregression.predict(flat, autoregression.fit(flat, lag), lag, np.array([flat.shape[1]]), 4)
+            assert np.allclose(ahead, 7.0)
+
+
+def test_an_autoregression_is_not_checked_on_rows_that_it_was_learned_from():
+    """What came in a fold's own rows does not move the fold's forecasts."""
+    u = np.random.default_rng(0).normal(size=(1, 60)).cumsum(1)
+    origins = np.arange(10, 57)
+    made = autoregression.crossed(u, 1, origins, 4)
+    last = np.array_split(origins, autoregression.FOLDS)[-1]
+    other = u.copy()
+    other[0, last[0] + 1 :] += 50 * np.random.default_rng(1).normal(size=60 - last[0] - 1)
+    again = autoregression.crossed(other, 1, origins, 4)
+    assert np.allclose(made[0, -len(last)], again[0, -len(last)])
+    assert not np.allclose(made[0, 0], again[0, 0])
+
+
+def test_steady_growth_of_few_rows_is_forecast():
+    """Seventeen rows of growth: centred within a step's change of the truth, where a filter without a slope lags three behind."""
+    off = []
+    for seed in range(20):
+        y = np.cumsum(10 + np.random.default_rng(seed).normal(size=20))
+        found, _ = location.fit([track(y[:17])], np.ones(1), Plan(3))
+        off.append(found.locate([track(y[:17])], [np.array([17])]).location[0] - y[17:])
+    assert abs(np.mean(off)) < 1
+    assert np.abs(off).mean() < 3
 
 
 def test_a_regression_is_not_checked_on_values_that_its_neighbours_tell():

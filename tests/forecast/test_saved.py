@@ -54,6 +54,22 @@ def test_a_forecaster_comes_back_bit_for_bit(changes, tmp_path):
     assert {p.name for p in (tmp_path / "kept").iterdir()} == {"model.json", "model.safetensors"}
 
 
+def test_a_folder_of_before_autoregressions_were_members_still_forecasts(tmp_path):
+    """Its weights are of fewer members."""
+    from safetensors.torch import load_file, save_file
+
+    made = Forecaster(freq="MS", network="off", **QUICK).fit(panel())
+    kept = made.save(tmp_path / "kept")
+    arrays = load_file(kept / "model.safetensors")
+    count = arrays.pop("ensemble.repeated").shape[1]
+    assert count == 2
+    early = arrays["ensemble.weights"][:, :-count]
+    arrays["ensemble.weights"] = (early / early.sum(1, keepdim=True)).contiguous()
+    save_file(arrays, kept / "model.safetensors")
+    near = np.abs(Forecaster.load(kept).predict()["stochflow"] - made.predict()["stochflow"])
+    assert near.max() < 1.5
+
+
 def test_a_damaged_folder_is_named(tmp_path):
     made = Forecaster(freq="MS", network="off", **QUICK).fit(panel())
     kept = made.save(tmp_path / "kept")

@@ -58,3 +58,16 @@ def test_the_summary_follows_from_the_cases(study, found):
             assert value == pytest.approx(paths[name][key] if key else paths[name]), (name, key)
     one = found["cases"]["lynx"]
     assert one["ours"]["0"]["crps"] == pytest.approx(np.mean(one["ours"]["0"]["windows"]), abs=1e-4)
+
+
+def test_no_method_is_always_near_the_best_of_the_others(study, found):
+    """What the page says of a bound that is only known afterwards."""
+    few = study.short(found)
+    assert few == found["summary"]["short"]
+    above = {m: [c for c, v in ratios.items() if v > study.FAR] for m, ratios in few["behind"].items()}
+    assert all(above.values())
+    assert sorted(above[study.OURS]) == ["austres", "heartrate", "us_marriages"]
+    for name, ratio in few["behind"][study.OURS].items():
+        assert ratio == pytest.approx(found["summary"]["to_best"][name], rel=1e-3)
+        low, high = few["interval"][name]
+        assert low < ratio < high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -24,6 +25,7 @@ from stochflow.forecast.page import TILTED, write_page
 from stochflow.forecast.training import Watch
 from stochflow.runs.atomic import refuse_special, replacing, text_file
 from stochflow.runs.export import harmless
+from stochflow.runs.lock import Lock
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -251,7 +253,19 @@ def resume_folder(folder: Path, steps: int, watch: Watch | None = None) -> str:
     """Learn again, from the start, from the data that a saved forecast keeps, with up to `steps` training iterations; forecasts, picture, settings
     and page are replaced. Figures of the back-test stay those of before; tilted futures, which belong to the earlier forecaster, are removed.
     """
-    forecaster = Forecaster.load(folder)
+    before = Forecaster.load(folder)  # what is no forecast is refused before anything is made there
+    try:
+        lock = Lock(folder, "forecast", "")
+    except OSError as error:
+        raise UserError(
+            f"{shown(folder)} cannot be written ({error.strerror or error}): allow it, or copy it"
+        ) from error
+    with contextlib.closing(lock):
+        return _resume(folder, before, steps, watch)
+
+
+def _resume(folder: Path, forecaster: Forecaster, steps: int, watch: Watch | None) -> str:
+    """The same, alone in the folder."""
     old = forecaster.settings.steps
     if steps and steps <= old:
         raise UserError(f"{shown(folder)} was allowed {old} training iterations: give more with --steps")

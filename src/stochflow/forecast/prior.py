@@ -16,7 +16,8 @@ import torch
 from scipy.special import logsumexp, ndtr
 
 from stochflow.forecast import covariates, location
-from stochflow.forecast.location import TRIALS, Ensemble, Plan, Residuals, backward, forward
+from stochflow.forecast.location import Ensemble, Plan, backward, forward
+from stochflow.forecast.scales import TRIALS, Residuals
 from stochflow.worlds.paths import Paths
 from stochflow.worlds.series import Bins, Cut, Located, Track, Windows
 
@@ -27,6 +28,7 @@ SHARES = (0.0, 0.01, 0.05, 0.15)
 MOST_LOG = 1.5  # spread of errors of logarithms from which they are no use: intervals would span factors of 50
 MOST_GROWN = 3.0  # times that paths about their mean are enlarged
 SCORED = 160  # left-out paths that choose the width
+EVIDENCE = 2.0  # of the log-likelihood of independent paths, for kernels that are not nearly normal and for tails
 
 
 def correlation(paths: np.ndarray, effective: float) -> np.ndarray:
@@ -88,12 +90,16 @@ def whitened(residuals: Residuals, shape: np.ndarray, factor: np.ndarray) -> np.
 
 
 def choose(z: np.ndarray, series: np.ndarray, origin: np.ndarray) -> tuple[float, float]:
-    """(width, share of wide kernels) under which left-out paths [P, H] are likeliest; overlapping ones are left out with them."""
+    """(width, share of wide kernels) under which left-out paths [P, H] are likeliest; overlapping ones are left out with them.
+
+    Where that says little, the law is nearly normal: by luck in the choice, rare events would be several times as likely, or half as likely.
+    """
     count, horizon = z.shape
     rows = np.linspace(0, count - 1, min(SCORED, count)).astype(int)
     near = (series[rows][:, None] == series[None]) & (np.abs(origin[rows][:, None] - origin[None]) < horizon)
     if count < 4 or near.all(1).any():
         return WIDTHS[-1], SHARES[2]
+    alone = min(len(rows), count / horizon)
     best, chosen = -np.inf, (WIDTHS[-1], SHARES[2])
     for share in SHARES:
         for width in WIDTHS:
@@ -106,6 +112,7 @@ def choose(z: np.ndarray, series: np.ndarray, origin: np.ndarray) -> tuple[float
                 logs.append(-0.5 * off - horizon * np.log(c))
             both = np.logaddexp(logs[0] + np.log(1 - share), logs[1] + np.log(share)) if share else logs[0]
             value = float(logsumexp(np.where(near, -np.inf, both), axis=1).mean() - np.log((~near).sum(1)).mean())
+            value -= EVIDENCE / alone * ((width < WIDTHS[-1]) + (share > 0))
             if value > best:
                 best, chosen = value, (width, share)
     return chosen

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stochflow.errors import UserError
+from stochflow.files.reading import shown
 from stochflow.files.shield import plain_matplotlib
 from stochflow.law.verdict import number
 from stochflow.types import plain
@@ -220,9 +221,13 @@ def whole_folder(out: Path) -> Iterator[Path]:
     try:
         yield made
         made.chmod(0o755)
-        if out.exists():
-            out.rmdir()
-        os.rename(made, out)
+        try:
+            if out.exists():
+                out.rmdir()
+            os.rename(made, out)
+        except OSError as error:
+            reason = "another process has written it meanwhile" if out.exists() else error.strerror or error
+            raise UserError(f"{shown(out)} cannot be written ({reason}): choose another --out") from error
     finally:
         if made.exists():
             shutil.rmtree(made)

@@ -43,6 +43,7 @@ _ENSEMBLE = (
     "spread",
     "coefficients",
     "growth",
+    "repeated",
     "weights",
     "unit",
     "shape",
@@ -217,6 +218,8 @@ def _read_prior(told: dict[str, Any], arrays: dict[str, Tensor]) -> Prior:
     ensemble = None
     if told["ensemble"] is not None:
         plan, layout = told["ensemble"]["plan"], told["ensemble"]["layout"]
+        none = torch.zeros(len(names), 0, 1)  # a folder of before autoregressions were members
+        arrays = {"ensemble.repeated": none, **arrays}
         fields = {k: arrays[f"ensemble.{k}"].numpy() for k in _ENSEMBLE}
         ensemble = Ensemble(
             plan=Plan(plan["horizon"], tuple(plan["seasons"]), plan["long"], plan["log"]),

@@ -2,6 +2,7 @@
 
     N series    T rows    G parameter sets    H steps ahead    m rows of a season
 One pass over the rows gives the forecasts from every origin, because the state after row t knows nothing later.
+Corrections begin as those of a mean, or of a line, of the rows seen so far, and are never smaller than the filter's own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 ALPHAS = (0.03, 0.1, 0.2, 0.35, 0.55, 0.8, 1.0)
-TRENDS = ((0.0, 1.0), (0.2, 0.9), (0.08, 0.97), (0.05, 1.0))  # (share of the level's correction, damping)
+TRENDS = (  # of each form: (share of the level's correction, damping)
+    ((0.0, 1.0),),
+    ((0.2, 0.9),),
+    ((0.08, 0.97),),
+    ((0.001, 1.0), (0.05, 1.0), (0.3, 1.0), (1.0, 1.0)),  # from a drift to a slope that is the last change
+)
 GAMMAS = (0.02, 0.1, 0.25, 0.5)
 SECOND = (0.03, 0.15)
 FORMS = len(TRENDS)
@@ -36,7 +42,12 @@ def grid(seasonal: bool, second: bool) -> tuple[Rates, np.ndarray]:
     gammas = GAMMAS if seasonal else (0.0,)
     seconds = SECOND if second else (0.0,)
     sets = [
-        (a, b, phi, g, s, form) for form, (b, phi) in enumerate(TRENDS) for a in ALPHAS for g in gammas for s in seconds
+        (a, b, phi, g, s, form)
+        for form, kinds in enumerate(TRENDS)
+        for b, phi in kinds
+        for a in ALPHAS
+        for g in gammas
+        for s in seconds
     ]
     made = np.array([x[:5] for x in sets]).T
     return Rates(*made[:, None, :]), np.array([x[5] for x in sets])
@@ -109,8 +120,9 @@ def smooth(
     else:
         double = np.zeros((1, count, sets))
     trend = np.zeros((count, sets))
+    sloped = rates.beta > 0
     alpha, phi = rates.alpha, rates.phi
-    along, gamma, second = rates.beta * alpha, rates.gamma * (1 - 0.5 * alpha), rates.second * (1 - 0.5 * alpha)
+    gamma, second = rates.gamma * (1 - 0.5 * alpha), rates.second * (1 - 0.5 * alpha)
     with np.errstate(all="ignore"):
         spread = np.nanmean(np.abs(np.diff(u, axis=1)), 1)
     spread = np.where(np.isfinite(spread) & (spread > 0), spread, 1.0)[:, None]
@@ -124,8 +136,11 @@ def smooth(
         x = u[:, t : t + 1]
         expected = level + phi * trend + here + there
         error = np.where(np.isfinite(x), x - expected, 0.0)
-        level = level + phi * trend + alpha * error
-        trend = phi * trend + along * error
+        n = np.maximum(t - first, 1)[:, None]  # changes seen
+        least = np.where(sloped, 2 * (2 * n + 1) / ((n + 1) * (n + 2)), 1 / (n + 1))
+        gain = np.maximum(alpha, least)
+        level = level + phi * trend + gain * error
+        trend = phi * trend + sloped * gain * np.maximum(rates.beta, 1 / n) * error
         if m > 1:
             here += gamma * error
         if m2 > 1:
