@@ -66,8 +66,10 @@ def goals(found: Cells) -> str:
         "| problem | arm | 100 best over the GA's | within the GA's interval or above | 100 best at a distance over the GA's | 1.3 times, or .97 of the ceiling |",
         "|---|---|---|---|---|---|",
     ]
+    bounds = json.loads((RESULTS / "design_ceilings.json").read_text())
     # of the 100 best at a distance; 1 where strings of the highest score are many and far apart, None where it is not known
     ceilings = {"contacts": None, "peptide": 16.118, "tfbind8, lower half": 0.970}
+    ceilings |= {task: mean(bounds[task]) for task in ("promoter", "template")}  # of the same seeds
     for task in dict.fromkeys(t for t, _ in found):
         ga = found.get((task, "ga"), [])
         for arm in ("default",):
@@ -104,11 +106,15 @@ def calls(found: Cells) -> str:
 
 def tuning() -> str:
     result = json.loads((RESULTS / "design_tune.json").read_text())
-    variants = result["settings"]["variants"]
-    lines = ["| share that climbs | focus | near mates | asked at once | figure |", "|---|---|---|---|---|"]
-    for name, rate in result["rated"].items():
-        (climb, focus, near, _), n = variants[name]
-        lines.append(f"| {climb:g} | {', '.join(f'{f:g}' for f in focus)} | {near:g} | {n} | {rate:+.3f} |")
+    means: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for cell in result["cells"]:
+        means[cell["variant"], cell["task"]].append(cell)
+    tasks = list(dict.fromkeys(c["task"] for c in result["cells"]))
+    lines = [f"| variant | {' | '.join(tasks)} | figure |", f"|{'---|' * (len(tasks) + 2)}"]
+    for name in ("ga", *result["rated"]):
+        each = [f"{mean([c['apart'] for c in means[name, task]]):.2f}" for task in tasks]
+        rate = result["rated"].get(name)
+        lines.append(f"| {name} | {' | '.join(each)} | {'' if rate is None else f'{rate:+.3f}'} |")
     return "\n".join(lines)
 
 

@@ -42,10 +42,14 @@ def ehrlich(letters: int, length: int, motifs: int, size: int, seed: int) -> Pro
     return Problem(made, made.alphabet, length, None, 5120, 0.0, 1.0, [made.start(seed)], True, False)
 
 
+def promoter_sites(seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Four sites [4, 6, 4] and their best places."""
+    return np.random.default_rng(500 + seed).normal(size=(4, 6, 4)), (5, 15, 27, 38)
+
+
 def promoter(seed: int) -> Problem:
     """DNA of 50 letters: four binding sites near their places, half G and C, no runs of one letter."""
-    dice = np.random.default_rng(500 + seed)
-    sites, places = dice.normal(size=(4, 6, 4)), (5, 15, 27, 38)
+    sites, places = promoter_sites(seed)
 
     def oracle(texts: Sequence[str]) -> list[float]:
         x = tokens(texts, "ACGT")
@@ -75,11 +79,15 @@ def contacts(seed: int) -> Problem:
     return Problem(oracle, PROTEIN, 60, None, 10_000, 0.0, None, [], True, False)
 
 
+def hidden_strings(seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Six strings of 25 to 40 letters, and their heights."""
+    dice = np.random.default_rng(700 + seed)
+    return [dice.integers(0, 8, dice.integers(25, 41)) for _ in range(6)], np.linspace(1.0, 0.8, 6)
+
+
 def template(seed: int) -> Problem:
     """Strings of 20 to 40 letters over 8: closeness by edit distance to the nearest of six hidden ones; not local."""
-    dice = np.random.default_rng(700 + seed)
-    hidden = [dice.integers(0, 8, dice.integers(25, 41)) for _ in range(6)]
-    height = np.linspace(1.0, 0.8, 6)
+    hidden, height = hidden_strings(seed)
 
     def oracle(texts: Sequence[str]) -> list[float]:
         size = np.array([len(t) for t in texts])

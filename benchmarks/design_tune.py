@@ -1,4 +1,4 @@
-"""How the defaults of the population were chosen: variants of `Breeding` on problems drawn by other seeds than the benchmark's.
+"""How the defaults of the population were chosen: what its parts bring, as variants of `Breeding`, on problems drawn by other seeds than the benchmark's.
 
     python benchmarks/design_tune.py --out benchmarks/results/design_tune.json
 
@@ -31,16 +31,10 @@ from stochflow.worlds.strings import Strings
 
 SEEDS = range(100, 103)
 VARIANTS: dict[str, tuple[Breeding, int]] = {  # and how many children are asked about at once
-    "half, .15": (Breeding(0.5, (0.15,)), 48),
-    "half, .15, 24": (Breeding(0.5, (0.15,)), 24),
-    "half, .15, 100": (Breeding(0.5, (0.15,)), 100),
-    "quarter, .15": (Breeding(0.25, (0.15,)), 48),
-    "half, .05": (Breeding(0.5, (0.05,)), 48),
-    "most, .15": (Breeding(0.75, (0.15,)), 48),
-    "none, mixed": (Breeding(0.0, (0.02, 0.05, 0.15)), 48),
-    "half, mixed": (Breeding(0.5, (0.02, 0.05, 0.15)), 48),
-    "quarter, mixed, near": (Breeding(0.25, (0.02, 0.05, 0.15), 0.5), 48),
-    "half, mixed, near": (Breeding(0.5, (0.02, 0.05, 0.15), 0.5), 48),
+    "default": (Breeding(), 48),
+    "no renewal": (Breeding(kinds=5), 48),
+    "never anew": (Breeding(anew=False), 48),
+    "no renewal, never anew": (Breeding(kinds=5, anew=False), 48),
 }
 
 

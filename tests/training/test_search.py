@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
 from stochflow.scores.oracles import Host, Table
-from stochflow.scores.rewards import Power
+from stochflow.scores.rewards import Power, Sharpening
 from stochflow.training.ahead import Ahead
 from stochflow.training.search.local import LocalSearch
 from stochflow.training.search.paths import code, legal_letters, random_strings, ways_to
@@ -235,12 +237,158 @@ def test_of_equal_scores_the_newest_stay_so_that_a_plateau_is_crossed():
     objects = torch.randint(4, (120, 10)).unique(dim=0)
     objects = objects[torch.randperm(len(objects))]
     pool = Pool(10, 4, distance=6, niches=5, best=30)
+    pool.note(torch.full((1, 10), 3), torch.zeros(1))
     for part in objects.split(10):
         pool.note(part, torch.ones(len(part)))
     latest = {tuple(row) for row in objects[-30:].tolist()}
     assert sum(tuple(row) in latest for row in pool.objects.long().tolist()) == 30
     pool.note(torch.full((1, 10), 1), torch.full((1,), 2.0))
     assert float(pool.scores[0]) == 2.0  # a better one stays before all of them
+
+
+def test_while_nothing_scores_above_the_lowest_the_search_stays_where_it_began():
+    """A known sequence that scores 0, as its neighbours do, is still the best place to begin from."""
+    torch.manual_seed(0)
+    pool = Pool(10, 4, distance=6, niches=5, best=30)
+    objects = torch.randint(4, (120, 10)).unique(dim=0)[torch.randperm(100)]
+    for part in objects.split(10):
+        pool.note(part, torch.zeros(len(part)))
+    assert pool.flat
+    assert not pool.pairs.matter  # nothing tells which pairs are to blame
+    assert torch.equal(pool.objects[0].long(), objects[0])
+
+
+def test_a_search_at_rest_begins_anew_and_the_two_are_joined():
+    torch.manual_seed(0)
+    pool = Pool(8, 4, distance=2, niches=5, best=30)
+    pool.patience = 100
+    objects = torch.randint(4, (20_000, 8)).unique(dim=0)
+    objects = objects[torch.randperm(len(objects))]
+    pool.note(objects[:1], torch.zeros(1))
+    turns = []
+    for part in objects[1:].split(20):
+        before = len(pool.aside.scores)
+        pool.note(part, torch.ones(len(part)))
+        turns.append((before > 0, len(pool.aside.scores) > 0, len(pool.scores)))
+        if len(turns) > 16:
+            break
+    anew = turns.index((False, True, 0))
+    assert anew * 20 >= 100
+    joined = turns.index(next(t for t in turns if t[:2] == (True, False)))
+    assert joined > anew + 4
+    assert turns[joined][2] >= 30  # the parents of both
+    pool.note(torch.full((1, 8), 1), torch.full((1,), 2.0))
+    assert float(pool.mark) > 1.0  # a better one counts as movement
+
+
+def test_what_others_find_does_not_enter_a_search_that_began_anew():
+    pool = Pool(4, 4, distance=2)
+    pool.note(torch.tensor([[0, 0, 0, 0]]), torch.tensor([0.0]))
+    pool.aside.admit(torch.tensor([[1, 1, 1, 1]]), torch.tensor([1.0]), 0.0)
+    found = torch.tensor([[2, 2, 2, 2], [3, 3, 3, 3], [3, 3, 3, 3]])
+    kept = pool.note(found, torch.tensor([0.5, 0.7, 0.7]), torch.tensor([True, False, False]))
+    assert kept.tolist() == [True, True, False]
+    assert pool.scores.tolist() == pytest.approx([0.5, 0.0])
+    assert pool.aside.scores.tolist() == pytest.approx([1.0, 0.7])
+
+
+def test_a_search_that_began_anew_and_rests_its_policy_is_resumed_exactly():
+    env = Strings("ACGT", 8)
+    task = Task(env, Exact(), Host(lambda texts: [float("AC" in t) for t in texts], env), Power(2.0))
+    policy = Policy(env, MLP(8, 1))
+
+    def population():
+        source = Population(OnPolicy(task, policy, 4), task, policy, children=20)
+        source.each[0].pool.patience = 60
+        return source
+
+    def go(source, batches):
+        for _ in range(batches):
+            batch = source.act(torch.zeros(()))
+            source.mix(batch._replace(score=task.oracle(batch.states[-1])))
+
+    torch.manual_seed(0)
+    whole = population()
+    anew = 0
+    while anew < 2:  # in the middle of the second search
+        go(whole, 1)
+        anew = anew + 1 if len(whole.each[0].pool.aside.scores) else 0
+    whole.rest.fill_(2)
+    kept, dice = {k: v.clone() for k, v in whole.state_dict().items()}, torch.get_rng_state()
+    go(whole, 30)
+    other = population()
+    other.load_state_dict(kept)
+    torch.set_rng_state(dice)
+    go(other, 30)
+    assert not torch.equal(kept["breeders.0.pool.scores"], whole.each[0].pool.scores)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+def test_a_renewal_keeps_what_both_parents_have_and_pairs_that_are_known():
+    torch.manual_seed(0)
+    letters = Letters(4, 12, 12)
+    first = uniform(letters, 500)
+    second = torch.where(torch.rand(500, 12) < 0.5, first, uniform(letters, 500))
+    pairs = Pairs(4)
+    seen = torch.randint(4, (3000, 6))
+    bad = ((seen[:, :-1] == 1) & (seen[:, 1:] == 2)).any(1)
+    pairs.note(seen, torch.where(bad, 0.0, 1.0))
+    child = vary(letters, first, second, torch.full((500,), KINDS.index("renewal")), pairs.fill)
+    assert int((child != first).sum(1).max()) > 4
+    broken = ((child != first) & (first == second)).any(1)
+    assert float(broken.double().mean()) < 0.2  # a letter, where nothing came of it
+    free = uniform(letters, 500)
+    filled = pairs.fill(free, torch.ones_like(free, dtype=torch.bool))
+    assert not bool(((filled[:, :-1] == 1) & (filled[:, 1:] == 2)).any())
+    kept = torch.arange(12) % 3 == 0
+    assert torch.equal(pairs.fill(free, ~kept.expand(500, -1))[:, kept], free[:, kept])
+
+
+@pytest.mark.parametrize(("useful", "moving"), [(False, True), (True, True), (False, False)])
+def test_a_policy_whose_objects_are_not_kept_is_asked_more_seldom(useful, moving):
+    """A wrapped source that proposes the same object again and again gives way to children until the law is fixed, and is looked at all the same."""
+    env = Strings("ACGT", 12)
+    reward = Sharpening(12 * math.log(4)) if moving else Power(2.0)
+    task = Task(env, Exact(), Host(lambda texts: [t.count("A") / 12 for t in texts], env), reward)
+    policy = Policy(task.env, MLP(8, 1))
+    turns = 0
+
+    class Fixed(OnPolicy):
+        def act(self, step):
+            nonlocal turns
+            turns += 1
+            made = torch.randint(4, (1, self.batch, 12)) * (torch.rand(1, self.batch, 12) < 0.1)
+            return ways_to(self.task, policy, made if useful else torch.zeros_like(made))
+
+    torch.manual_seed(0)
+    source = Population(Fixed(task, policy, 4), task, policy, children=20)
+    for _ in range(60):
+        batch = source.act(torch.zeros(()))
+        assert batch.score.shape[1] == 24  # always as many objects
+        source.mix(batch._replace(score=task.oracle(batch.states[-1])))
+    assert turns == 60 if not moving else (turns > 40 if useful else 15 <= turns < 35)
+
+
+def test_a_population_saved_before_it_had_all_its_tensors_is_loaded():
+    """Runs of earlier versions open: what they did not save begins anew, and what they did is kept."""
+    env = Strings("ACGT", 12)
+    task = Task(env, Exact(), Host(lambda texts: [t.count("A") / 12 for t in texts], env), Power(2.0))
+    policy = Policy(task.env, MLP(8, 1))
+    torch.manual_seed(0)
+    saved = Population(OnPolicy(task, policy, 4), task, policy, children=20)
+    for _ in range(10):
+        batch = saved.act(torch.zeros(()))
+        saved.mix(batch._replace(score=task.oracle(batch.states[-1])))
+    later = ("kept", "rest", "width", "clock", "mark", "aside.objects", "aside.scores")
+    old = {k: v for k, v in saved.state_dict().items() if not k.endswith(later)}
+    old = {k: v[:-1] if k.endswith("credit") else v for k, v in old.items()}
+    opened = Population(OnPolicy(task, policy, 4), task, policy, children=20)
+    opened.load_state_dict(old)
+    assert torch.equal(opened.each[0].pool.objects, saved.each[0].pool.objects)
+    assert int(opened.each[0].pool.clock.sum()) == 0
+    assert torch.equal(opened.each[0].credit, torch.ones_like(saved.each[0].credit))
+    assert opened.act(torch.zeros(())).score.shape[1] == 24
 
 
 def test_pairs_seen_only_in_worthless_objects_are_avoided():

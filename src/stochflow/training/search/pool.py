@@ -15,16 +15,18 @@ from torch import Tensor, nn
 from stochflow.training.search.paths import code
 
 DEAD = 0.05  # share of asked objects at the lowest score from which pairs of letters seen only there are avoided
+PATIENCE = 500  # objects, or twice the single changes of one, after which a search that has not moved is at rest
+MOVED = 0.001  # of the way from the lowest score to the best: how far the mean of the niches must rise to have moved
 REMEMBERED = 1 << 20  # objects that are remembered as asked
 
 
 class Growing(nn.Module):
-    """A module whose tensors change their shapes; they are loaded as they were saved."""
+    """A module whose tensors change their shapes; they are loaded as they were saved, and begin anew where an earlier version saved none."""
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in list(self._buffers):
-            if prefix + name in state:
-                self._buffers[name] = state[prefix + name].clone()
+        for name, start in list(self._buffers.items()):
+            if start is not None:
+                self._buffers[name] = state.setdefault(prefix + name, start).clone()
         super()._load_from_state_dict(state, prefix, *rest)
 
 
@@ -73,8 +75,8 @@ class Pairs(Growing):
 
     @property
     def matter(self) -> bool:
-        """Whether many objects have the lowest score, as where a rule makes them worthless."""
-        return float(self.counts[0]) >= DEAD * float(self.counts[1])
+        """Whether many objects have the lowest score, as where a rule makes them worthless, and some have a better one."""
+        return DEAD * float(self.counts[1]) <= float(self.counts[0]) < float(self.counts[1])
 
     def log_chance(self, objects: Tensor) -> Tensor:
         """How likely each object [n, L] is to score above the lowest, as far as its pairs tell: [n] log-probabilities."""
@@ -85,36 +87,115 @@ class Pairs(Growing):
         table[:, self.letters] = 0
         return table[objects[:, :-1], objects[:, 1:]].sum(1)
 
+    def fill(self, objects: Tensor, free: Tensor) -> Tensor:
+        """Objects [n, L] with random letters at the places `free` [n, L]: where pairs matter, such as have been seen together."""
+        made, last = objects.clone(), objects.shape[1] - 1
+        live = self.live | (not self.matter)
+        live[self.letters] = live[:, self.letters] = True
+        for i in range(last + 1):
+            fits = torch.ones(len(made), self.letters, dtype=torch.bool)
+            if i:
+                fits = live[made[:, i - 1], : self.letters]
+            if i < last:
+                fits = fits & (live[: self.letters, made[:, i + 1]].T | free[:, i + 1].unsqueeze(1))
+            letter = torch.where(fits, torch.rand(fits.shape), -1.0).argmax(1)
+            made[:, i] = torch.where(free[:, i] & fits.any(1), letter, made[:, i])
+        return made
 
-class Pool(Growing):
-    """The parents of one seed: the `best` best objects, and up to `niches` at `distance` or more from all better ones."""
 
-    def __init__(self, width: int, letters: int, distance: int, niches: int = 100, best: int = 300):
+class Best(Growing):
+    """The `best` best objects, and up to `niches` at `distance` or more from all better ones."""
+
+    def __init__(self, width: int, distance: int, niches: int = 100, best: int = 300):
         super().__init__()
         self.distance, self.niches, self.best = distance, niches, best
-        self.pairs = Pairs(letters)
         self.objects: Tensor
         self.scores: Tensor
-        self.asked: Tensor
         self.register_buffer("objects", torch.zeros(0, width, dtype=torch.int16))
         self.register_buffer("scores", torch.zeros(0))
-        self.register_buffer("asked", torch.zeros(0, dtype=torch.long))  # sorted numbers of all objects asked about
 
-    def note(self, objects: Tensor, scores: Tensor) -> None:
-        """Take in answers: objects [n, L], scores [n]."""
-        fresh = first_of_each(code(objects))
-        fresh = fresh[~self.known(objects[fresh])]
-        objects, scores = objects[fresh], scores[fresh].float()
-        self.pairs.note(objects, scores)
-        self.asked = torch.cat([self.asked, code(objects)])[-REMEMBERED:].sort().values
-        # the newest first among equal scores: a plateau is crossed by neutral changes, which would stop where its first members stay
-        objects = torch.cat([objects, self.objects.long()])
-        scores = torch.cat([scores, self.scores])
+    def admit(self, objects: Tensor, scores: Tensor, lowest: float) -> None:
+        """Take in objects [n, L] that are not there yet and their scores [n]; `lowest` of all scores seen."""
+        # the newest first among equal scores: a plateau is crossed by neutral changes, which would stop where its first members stay;
+        # but where nothing above the lowest is known, they would lead away from where the search began
+        parts = [(objects.long(), scores), (self.objects.long(), self.scores)]
+        if not bool((scores > lowest).any() | (self.scores > lowest).any()):
+            parts.reverse()
+        objects, scores = torch.cat([o for o, _ in parts]), torch.cat([s for _, s in parts])
         order = scores.argsort(descending=True, stable=True)
         objects, scores = objects[order], scores[order]
         kept = apart(objects, self.distance, self.niches)
         kept[: self.best] = True
         self.objects, self.scores = objects[kept].to(torch.int16), scores[kept]
+
+    def spread(self, lowest: float) -> float:
+        """The mean score of the `niches` at a distance; missing ones count as the lowest."""
+        far = self.scores[apart(self.objects, self.distance, self.niches)].double()
+        return (float(far.sum()) + lowest * (self.niches - len(far))) / self.niches
+
+
+class Pool(Best):
+    """The parents of one seed, of the search that is under way.
+
+    Where a search has come to a rest, its parents are put aside and another begins anew; where that has come to a rest
+    as well, the two are joined.
+    """
+
+    def __init__(self, width: int, letters: int, distance: int, niches: int = 100, best: int = 300):
+        super().__init__(width, distance, niches, best)
+        self.pairs = Pairs(letters)
+        self.aside = Best(width, distance, niches, best)
+        self.patience = max(PATIENCE, 2 * width * (letters - 1))
+        self.asked: Tensor
+        self.clock: Tensor
+        self.mark: Tensor
+        self.register_buffer("asked", torch.zeros(0, dtype=torch.long))  # sorted numbers of all objects asked about
+        self.register_buffer("clock", torch.zeros(2, dtype=torch.long))  # objects noted: in this search; since it moved
+        self.register_buffer("mark", torch.tensor(-torch.inf, dtype=torch.float64))  # its spread when it last moved
+
+    def note(self, objects: Tensor, scores: Tensor, own: Tensor | None = None) -> Tensor:
+        """Take in answers: objects [n, L], scores [n]; `own` [n]: which came of these parents, all where it is not given.
+
+        Returns which of them [n] are new and good enough to be kept.
+        """
+        numbers = code(objects)
+        fresh = first_of_each(numbers)
+        fresh = fresh[~self.known(objects[fresh])]
+        objects, scores = objects[fresh], scores[fresh].float()
+        own = torch.ones(len(fresh), dtype=torch.bool) if own is None or not len(self.aside.scores) else own[fresh]
+        self.pairs.note(objects, scores)
+        self.asked = torch.cat([self.asked, code(objects)])[-REMEMBERED:].sort().values
+        lowest = float(self.pairs.lowest)
+        self.admit(objects[own], scores[own], lowest)
+        if not bool(own.all()):
+            self.aside.admit(objects[~own], scores[~own], lowest)
+        there = torch.isin(numbers[fresh], torch.cat([code(self.objects.long()), code(self.aside.objects.long())]))
+        self.clock += len(fresh)
+        self._turn(lowest)
+        return torch.zeros(len(numbers), dtype=torch.bool).index_put_((fresh,), there)
+
+    def _turn(self, lowest: float) -> None:
+        """Put these parents aside, or join them with those put aside, where they have not moved for long."""
+        spread = self.spread(lowest)
+        if not len(self.scores) or spread > float(self.mark) + MOVED * (float(self.scores[0]) - lowest):
+            self.mark.fill_(spread)
+            self.clock[1] = 0
+        elif int(self.clock[1]) >= self.patience and not self.flat:
+            rested = self.aside.objects, self.aside.scores
+            if len(rested[1]):
+                self.admit(*rested, lowest)
+                self.aside.objects, self.aside.scores = rested[0][:0], rested[1][:0]
+            else:
+                self.aside.objects, self.aside.scores = self.objects, self.scores
+                self.objects, self.scores = self.objects[:0], self.scores[:0]
+                self.clock[0] = 0
+            self.clock[1] = 0
+            self.mark.fill_(-torch.inf)
+
+    @property
+    def flat(self) -> bool:
+        """Whether none of the parents is better than the lowest score."""
+        return not bool((self.scores > self.pairs.lowest).any())
 
     def known(self, objects: Tensor) -> Tensor:
         """[n] whether each object was asked about."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stochflow.errors import UserError
 from stochflow.learn.buffer import join
 from stochflow.nets.policy import Policy
+from stochflow.scores.rewards import Sharpening
 from stochflow.training.search.paths import code, free_letters, legal_letters, random_strings, ways_to
 from stochflow.training.search.pool import Growing, Pool
 from stochflow.training.search.variation import KINDS, Letters, cross, vary
@@ -26,20 +27,27 @@ PRESSURE = 3  # rivals in a tournament of the breeding half
 class Breeding(NamedTuple):
     """How children are made."""
 
-    climb: float = 0.5  # share of them by a plain genetic algorithm on the best
+    climb: float = 0.25  # share of them by a plain genetic algorithm on the best
     focus: tuple[float, ...] = (0.02, 0.05, 0.15)  # shares of the pool that the others' parents come from, in turn
-    near: float = 0.0  # share of the others whose second parent is a near one
+    even: float = 0.3  # share of the others whose kind of change is any, however seldom it worked lately
+    kinds: int = len(KINDS)  # how many of the kinds of change, the first ones
+    anew: bool = True  # whether a search at rest is put aside and another begun
     start: int = 150  # objects asked about before there is a population
 
 
 DEFAULT = Breeding()
+FOREVER = 1 << 60
+FIRST = 10.0  # mean rank of the parents before there is a population
+WORSE = 4  # how much more seldom another source's objects are kept than children, where it has a turn while the law still moves
+SELDOM = 4  # in one batch of so many
+LATELY = 0.9  # memory of how often objects were kept
 EARLY = 3  # generations of random strings before there is a population
 
 
 class Breeder(Growing):
     """Children for one seed's pool: some by a plain genetic algorithm on the best, the others around all niches.
 
-    The first climb; the others fill the space at a distance, by the kinds of change that worked lately.
+    The first climb; the others fill the space at a distance, mostly by the kinds of change that worked lately.
     """
 
     def __init__(self, env: Strings, distance: int | None = None, how: Breeding | None = None):
@@ -48,20 +56,31 @@ class Breeder(Growing):
         self.env, self.how = env, how or DEFAULT
         self.letters = Letters(env.tokens, env.length, least)
         self.pool = Pool(env.length, env.tokens, distance or default_distance(env.length))
+        if not self.how.anew:
+            self.pool.patience = FOREVER
         self.credit: Tensor
-        self.register_buffer("credit", torch.ones(len(KINDS), dtype=torch.float64))
+        self.register_buffer("credit", torch.ones(self.how.kinds, dtype=torch.float64))
         self.kinds = torch.zeros(0, dtype=torch.long)  # of the children that are being asked about,
         self.limits = torch.zeros(0)  # and the scores they should beat
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        if len(state.get(prefix + "credit", self.credit)) != len(self.credit):  # an earlier version had other kinds
+            del state[prefix + "credit"]
+        super()._load_from_state_dict(state, prefix, *rest)
 
     def offspring(self, n: int) -> Tensor:
         """[n, L] different objects that were not asked about yet (repeated ones where no others are left)."""
         pool = self.pool
-        if len(pool.asked) < self.how.start or len(pool.scores) < 2:
+        if int(pool.clock[0]) < self.how.start or pool.flat or len(pool.scores) < 2:
             made = random_strings(self.env, self.letters, OVER * n)
-            if len(pool.scores):  # half near what is known
-                near = pool.objects.long()[torch.randint(len(pool.scores), (OVER * n // 2,))]
+            if pool.pairs.matter:
+                made = pool.pairs.fill(made, made < self.letters.kinds)
+            if len(pool.scores):  # half near the best that is known
+                rank = torch.empty(OVER * n // 2).exponential_(1 / FIRST).long()
+                near = pool.objects.long()[rank.clamp(max=len(pool.scores) - 1)]
                 near = vary(self.letters, near, near, torch.full((len(near),), KINDS.index("point")))
-                made[: len(near)] = self._mended(near)
+                made[: len(near)] = near
+            made = self._mended(made)
             return self._filled(made[pool.choose(made, n)], made, n)
         climbing = round(self.how.climb * n)
         around, kinds, parents = self._around(OVER * (n - climbing))
@@ -83,15 +102,10 @@ class Breeder(Growing):
         ]
         first, second = torch.cat(draws, 1) if draws else torch.zeros(2, 0, dtype=torch.long)
         objects = pool.objects.long()
-        if self.how.near > 0:  # of a few random ones the nearest
-            others = torch.cat([second.unsqueeze(1), torch.randint(pool.parents, (n, 7))], 1)
-            away = (objects[others] != objects[first].unsqueeze(1)).sum(-1)
-            away = torch.where(others == first.unsqueeze(1), objects.shape[1] + 1, away)
-            nearest = others.gather(1, away.argmin(1, keepdim=True)).squeeze(1)
-            second = torch.where(torch.rand(n) < self.how.near, nearest, second)
-        chance = 0.75 * self.credit / self.credit.sum() + 0.25 / len(KINDS)
+        chance = (1 - self.how.even) * self.credit / self.credit.sum() + self.how.even / self.how.kinds
         kinds = torch.multinomial(chance, max(1, n), replacement=True)[:n]
-        return self._mended(vary(self.letters, objects[first], objects[second], kinds)), kinds, first
+        made = vary(self.letters, objects[first], objects[second], kinds, pool.pairs.fill)
+        return self._mended(made), kinds, first
 
     def _bred(self, n: int) -> Tensor:
         """Candidates [n, L] of tournaments among the best."""
@@ -128,7 +142,7 @@ def default_distance(length: int) -> int:
     return max(2, math.ceil(length / 5))
 
 
-class Population(Source):
+class Population(Growing, Source):
     """Another source's batch with `children` strings a seed from a genetic population beside it.
 
     The population is what was asked about and scored best, and the best at a distance; children come with a way that
@@ -147,15 +161,22 @@ class Population(Source):
             raise UserError(f"children = {children} is no population: give 2 or more")
         self.source, self.task, self.size = source, task, children
         self._policy, self._from = [policy], 0
+        self.kept: Tensor
+        self.rest: Tensor
+        self.width: Tensor
+        self.register_buffer("kept", torch.ones(2, dtype=torch.float64))  # lately: the other source's, children
+        self.register_buffer("rest", torch.zeros((), dtype=torch.long))  # batches until the other source's next turn
+        self.register_buffer("width", torch.zeros((), dtype=torch.long))  # how many objects it gave
         how = DEFAULT._replace(start=min(DEFAULT.start, EARLY * children))
         self.each = [Breeder(env, distance, how) for _ in range(policy.num_seeds)]  # one per seed
         self.breeders = nn.ModuleList(self.each)
 
     def act(self, step):
-        own = self.source.act(step)
-        self._from = own.score.shape[1]  # sources around this one append to the batch
-        made = torch.stack([b.offspring(self.size) for b in self.each])
-        return join(own, ways_to(self.task, self._policy[0], made.to(own.score.device)))
+        own = None if int(self.rest) else self.source.act(step)
+        self._from = 0 if own is None else own.score.shape[1]  # sources around this one append to the batch
+        made = torch.stack([b.offspring(self.size + (int(self.width) if own is None else 0)) for b in self.each])
+        ways = ways_to(self.task, self._policy[0], made.to(self._policy[0].device))
+        return ways if own is None else join(own, ways)
 
     def use(self, engine, word, trace):
         self.source.use(engine, word, None)
@@ -165,8 +186,27 @@ class Population(Source):
 
     def mix(self, traj):
         final, score = traj.states[-1].cpu(), traj.score.cpu()
+        size = self.size + (0 if self._from else int(self.width))
+        mine = slice(self._from, self._from + size)
+        own = torch.zeros(score.shape[1], dtype=torch.bool)
+        own[mine] = True
+        kept = []
         for breeder, objects, scores in zip(self.each, final, score, strict=True):
-            mine = slice(self._from, self._from + self.size)
             breeder.note(scores[mine])
-            breeder.pool.note(objects, scores)
+            kept.append(breeder.pool.note(objects, scores, own))
+        share = torch.stack(kept).double()
+        self.kept[1] += (1 - LATELY) * (share[:, mine].mean() - self.kept[1])
+        if not self._from:
+            self.rest -= 1
+            return traj
+        self.kept[0] += (1 - LATELY) * (share[:, : self._from].mean() - self.kept[0])
+        self.width.fill_(self._from)
+        dull = WORSE * float(self.kept[0]) < float(self.kept[1])
+        self.rest.fill_(SELDOM - 1 if dull and self._moving else 0)
         return self.source.mix(traj)
+
+    @property
+    def _moving(self) -> bool:
+        """Whether the target is still being sharpened: a policy that is to learn a law needs draws of its own."""
+        reward = self.task.reward
+        return isinstance(reward, Sharpening) and not bool(reward.frozen)

@@ -5,12 +5,14 @@ Everything draws from torch's default generator. N candidates, L places, K lette
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-KINDS = ("segment", "shift", "indel", "point", "uniform")  # how a child differs from its parent
+KINDS = ("segment", "shift", "indel", "point", "uniform", "renewal")  # how a child differs from its parent
+RENEWED = (0.25, 0.5, 1.0, 1.0)  # shares of the places where parents differ that get new letters, one of them at a time
 
 
 class Letters(NamedTuple):
@@ -20,6 +22,13 @@ class Letters(NamedTuple):
     length: int  # longest
     least: int  # shortest; equal to `length` where all strings have one length
 
+    def fill(self, objects: Tensor, free: Tensor) -> Tensor:
+        """Objects [n, L] with random letters at the places `free` [n, L]."""
+        return torch.where(free, torch.randint(self.kinds, objects.shape), objects)
+
+
+Fill = Callable[[Tensor, Tensor], Tensor]  # objects [n, L] and places [n, L] -> the objects with new letters there
+
 
 def uniform(letters: Letters, n: int) -> Tensor:
     """[n, L] random strings, of random lengths where lengths differ."""
@@ -28,14 +37,17 @@ def uniform(letters: Letters, n: int) -> Tensor:
     return torch.where(torch.arange(letters.length) < size, made, letters.kinds)
 
 
-def vary(letters: Letters, first: Tensor, second: Tensor, kinds: Tensor) -> Tensor:
-    """A child [n, L] of each pair of parents [n, L] by the kind [n] (a number of `KINDS`); it equals neither."""
+def vary(letters: Letters, first: Tensor, second: Tensor, kinds: Tensor, fill: Fill | None = None) -> Tensor:
+    """A child [n, L] of each pair of parents [n, L] by the kind [n] (a number of `KINDS`); it equals neither.
+
+    A renewal keeps what both parents have and tries new letters, those of `fill`, in many of the other places at once.
+    """
     n, length = first.shape
     place, kind = torch.arange(length), kinds.unsqueeze(1)
     segment = _segment(n, length)
     child = torch.where(segment & (kind == 0), second, first)
     child = torch.where((torch.rand(n, length) < 0.5) & (kind == 4), second, child)
-    reach = max(1, length // 4)
+    reach = max(1, length // 2)
     source = place - torch.randint(-reach, reach + 1, (n, 1))
     inside = (source >= 0) & (source < length)
     donor = torch.where(torch.rand(n, 1) < 0.5, first, second)
@@ -43,10 +55,15 @@ def vary(letters: Letters, first: Tensor, second: Tensor, kinds: Tensor) -> Tens
     child = torch.where(segment & inside & (kind == 1), shifted, child)
     child = torch.where(kind == 2, _indel(letters, child), child)
     child = tidy(letters, child)
+    new = (kinds == 5).nonzero().flatten()
+    free = (first[new] != second[new]) & (first[new] < letters.kinds)
+    free &= torch.rand(free.shape) < torch.tensor(RENEWED)[torch.randint(len(RENEWED), (len(new), 1))]
+    child[new] = (fill or letters.fill)(first[new], free)
     same = (child == first).all(1) | (child == second).all(1)
     few, many = torch.tensor([0.0, 0.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 2.0, 4.0])
     rate = torch.where(kinds == 3, many[torch.randint(4, (n,))], few[torch.randint(4, (n,))])
     count = torch.poisson(rate).long().clamp(min=0)
+    count = torch.where(kinds == 5, 0, count)
     return _mutate(letters, child, torch.where(same | (kinds == 3), count.clamp(min=1), count))
 
 
