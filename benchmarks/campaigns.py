@@ -2,7 +2,7 @@
 
     python benchmarks/campaigns.py run tf-10x128 --out benchmarks/results/campaigns --processes 2
     python benchmarks/campaigns.py table benchmarks/results/campaigns/tfbind8.json
-    python benchmarks/campaigns.py plot benchmarks/results/campaigns/tfbind8.json
+    python benchmarks/campaigns.py plot benchmarks/results/campaigns/*.json
 
 Every arm has the same first data, the same surrogate (an ensemble, refitted each round), the same number of wells and the same
 random seeds; arms differ in how they choose. What is measured is the value of the sequence that was made, which is known (the
@@ -10,7 +10,8 @@ wells are sequenced). An order of the same sequence is never repeated.
 
 Arms: `random`; `ga` (a genetic algorithm on the surrogate, the best predictions ordered); `adalead` (Sinai et al. 2020: rollouts
 of mutants on the surrogate from the best measured); `greedy` (the best predictions of the whole listed space); `gfn-no-noise`
-(stochflow without a model of the noise); `ours` (stochflow).
+(stochflow without a model of the noise); `ours` (stochflow). Under noise also `greedy-known` and `ours-known`, which choose by
+the true values instead of a surrogate: what a model of the noise could bring at most.
 
 Figures of a cell: `made` (mean of the 128 best different sequences made in the campaign), `orders` (mean of the 128 best orders by
 their exact expected value), `distance` (mean pairwise distance of the 128 best orders), `best`.
@@ -34,7 +35,13 @@ from typing import Any
 import numpy as np
 
 TOP = 128
-ARMS = ("random", "ga", "adalead", "greedy", "gfn-no-noise", "ours")
+SHOWN = {
+    "tf-10x128": "TFBind8, no noise",
+    "tf-slip10-10x128": "TFBind8, slip .1",
+    "tf-slip25-10x128": "TFBind8, slip .25",
+    "ehrlich-40x128": "Ehrlich (20, 32, 2, 4)",
+}
+ARMS = ("random", "ga", "adalead", "greedy", "gfn-no-noise", "ours", "greedy-known", "ours-known")
 PUBLISHED = {"CbAS": 0.927, "BO-qEI": 0.798, "CMA-ES": 0.953, "Grad-Mean": 0.986}  # one shot of 128, 100th percentile
 
 
@@ -278,6 +285,7 @@ CHOICES: dict[str, Callable[[State], list[str]]] = {
     "gfn-no-noise": lambda s: _ours(s, None),
     "ours": lambda s: _ours(s, s.channel if not np.array_equal(s.channel, np.eye(len(s.channel))) else None),
 }
+CHOICES |= {f"{name}-known": CHOICES[name] for name in ("greedy", "ours")}
 
 
 # a campaign -----------------------------------------------------------------------------------------------------
@@ -297,13 +305,34 @@ def make(texts: list[str], channel: np.ndarray, alphabet: str, rng: np.random.Ge
     ]
 
 
+def learned(world: Landscape, known: dict[str, float], features: Any, listed: Any, seed: int) -> Any:
+    """An ensemble fitted to what was measured; `listed` = features of all strings, whose predictions are made once."""
+    from stochflow.design.surrogates import Ensemble
+
+    texts = list(known)
+    x, y = features(features.tokens(texts)), np.array([known[t] for t in texts])
+    fitted = Ensemble(members=5, steps=600 if world.texts else 300).fit(x, y, np.arange(len(y)), seed)
+    whole = fitted.predict(listed) if listed is not None else None
+    return lambda asked: whole if asked is world.texts else fitted.predict(features(features.tokens(asked)))
+
+
+def truth(world: Landscape) -> Any:
+    """The landscape itself in the place of a model."""
+    from stochflow.design.surrogates import Prediction
+
+    def exact(asked: list[str]) -> Any:
+        value = world.score(asked)
+        return Prediction(value, np.zeros(len(value)), np.stack([value, value]))
+
+    return exact
+
+
 def campaign(study: Study, arm: str, seed: int, rounds: int | None = None) -> dict[str, Any]:
     """One cell of a table."""
     import torch
 
     from stochflow.design.features import Features, distances
     from stochflow.design.model import through
-    from stochflow.design.surrogates import Ensemble
     from stochflow.worlds.strings import Strings
 
     torch.set_num_threads(1)
@@ -321,20 +350,11 @@ def campaign(study: Study, arm: str, seed: int, rounds: int | None = None) -> di
     listed = features(features.tokens(world.texts)) if world.texts else None
     curve = []
     for r in range(rounds or study.rounds):
-        model = None
-        if arm != "random":
-            texts = list(known)
-            x, y = features(features.tokens(texts)), np.array([known[t] for t in texts])
-            fitted = Ensemble(members=5, steps=600 if world.texts else 300).fit(
-                x, y, np.arange(len(y)), seed * 1009 + r
-            )
-            whole = fitted.predict(listed) if listed is not None else None
-
-            def model(asked_: list[str], fitted: Any = fitted, whole: Any = whole) -> Any:
-                if whole is not None and asked_ is world.texts:
-                    return whole
-                return fitted.predict(features(features.tokens(asked_)))
-
+        model: Any = None
+        if arm.endswith("-known"):
+            model = truth(world)
+        elif arm != "random":
+            model = learned(world, known, features, listed, seed * 1009 + r)
         state = State(world, env, known, asked, model, channel, study.batch, seed * 1_000_003 + r)
         batch = CHOICES[arm](state)
         made = make(batch, channel, world.alphabet, noise)
@@ -414,9 +434,10 @@ def run(asked: argparse.Namespace) -> None:
 
 
 def possible(arm: str, name: str) -> bool:
-    """Exhaustive greedy needs a list; without noise the arm that ignores it is ours."""
+    """Exhaustive greedy needs a list; without noise there is nothing to ignore or to know."""
     study = STUDIES[name]
-    return not (arm == "greedy" and study.landscape != "tf") and not (arm == "gfn-no-noise" and study.noise == 0)
+    noisy = ("gfn-no-noise", "greedy-known", "ours-known")
+    return not (arm == "greedy" and study.landscape != "tf") and not (arm in noisy and study.noise == 0)
 
 
 def gather(cells: Path, file: Path, seconds: float) -> None:
@@ -446,6 +467,14 @@ def interval(values: list[float]) -> str:
     return f"{np.mean(values):.3f} ± {half:.3f}"
 
 
+def ahead(here: list[dict[str, Any]], arm: str) -> str:
+    """Differences of a study's seeds between ours, which knows the landscape where the arm does, and this arm."""
+    made = {(r["arm"], r["seed"]): r["made"] for r in here}
+    ours = "ours-known" if arm.endswith("-known") else "ours"
+    both = [made[ours, seed] - value for (name, seed), value in made.items() if name == arm and (ours, seed) in made]
+    return interval(both) if both and arm != ours else ""
+
+
 def table(files: list[Path]) -> str:
     """Markdown, a table a study."""
     rows = [c for f in files for c in json.loads(f.read_text())["cells"]]
@@ -456,19 +485,19 @@ def table(files: list[Path]) -> str:
             continue
         out += [
             f"\n**{name}**\n",
-            "| arm | mean of the 128 best made | expected value of the 128 best orders | their distance | best | seeds |",
+            "| arm | mean of the 128 best made | `ours` less this | expected value of the 128 best orders | their distance | best |",
             "|---|---|---|---|---|---|",
         ]
         for arm in ARMS:
             mine = [r for r in here if r["arm"] == arm]
             if mine:
-                cells = [interval([r[k] for r in mine]) for k in ("made", "orders", "distance", "best")]
-                out.append(f"| {arm} | {' | '.join(cells)} | {len(mine)} |")
+                made, *rest = (interval([r[k] for r in mine]) for k in ("made", "orders", "distance", "best"))
+                out.append(f"| {arm} | {made} | {ahead(here, arm)} | {' | '.join(rest)} |")
     return "\n".join(out) + "\n"
 
 
 def draw(files: list[Path], out: Path) -> None:
-    """Curves of the three studies of ten rounds: the mean of the 128 best made, the mean over seeds and Student's interval."""
+    """The mean of the 128 best made after each round, the mean over seeds and Student's interval; the arms that know the landscape dashed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -476,24 +505,25 @@ def draw(files: list[Path], out: Path) -> None:
     from scipy.stats import t
 
     rows = [c for f in files for c in json.loads(f.read_text())["cells"]]
-    names = ["tf-10x128", "tf-slip10-10x128", "tf-slip25-10x128"]
-    titles = ["no noise", "slip .1", "slip .25"]
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained", sharey=True)
-    for ax, name, title in zip(axes, names, titles, strict=True):
+    figure, axes = plt.subplots(1, len(SHOWN), figsize=(13, 3.4), layout="constrained")
+    for ax in axes[1:3]:
+        ax.sharey(axes[0])
+    for ax, (name, title) in zip(axes, SHOWN.items(), strict=True):
         for i, arm in enumerate(ARMS):
             curves = np.array([r["curve"] for r in rows if r["study"] == name and r["arm"] == arm])
             if not len(curves):
                 continue
             mean, rounds = curves.mean(0), range(1, curves.shape[1] + 1)
             half = t.ppf(0.975, len(curves) - 1) * curves.std(0, ddof=1) / math.sqrt(len(curves))
-            ax.plot(rounds, mean, label=arm, color=f"C{i}", linewidth=1.4)
-            ax.fill_between(rounds, mean - half, mean + half, color=f"C{i}", alpha=0.2, linewidth=0)
+            style = "--" if arm.endswith("-known") else "-"
+            ax.plot(rounds, mean, style, label=arm, color=f"C{i}", linewidth=1.4)
+            ax.fill_between(rounds, mean - half, np.minimum(mean + half, 1), color=f"C{i}", alpha=0.2, linewidth=0)
         ax.set_title(title, fontsize=10)
         ax.set_xlabel("round")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("mean of the 128 best made")
     once = {name: line for ax in axes for line, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=6, fontsize=9, frameon=False)
+    figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=8, fontsize=9, frameon=False)
     figure.savefig(out, dpi=110)
 
 

@@ -163,6 +163,10 @@ def test_what_comes_back_odd_is_said_in_words(lab, tmp_path):
         ([{"id": "r01-999", "activity": 1}], "which no round proposed"),
         ([{"id": rows[2]["id"], "sequence": "AAAAAA", "activity": 1}], "it was ordered as"),
         ([{"id": rows[2]["id"], "activity": "0.5 nM"}], "plain number"),
+        (
+            [{"id": rows[2]["id"], "activity": 1, "made": "ACGTNA"}],
+            'line 2 of table.csv, column "made", has the letter',
+        ),
         ([{"id": rows[2]["id"], "other": 1}], "no column"),
         ([{"name": "x", "activity": 1}], "neither an id nor a sequence"),
     ]:
@@ -229,6 +233,7 @@ def test_values_of_what_was_made_count_for_what_was_made(lab, tmp_path):
         (["--insertion", "2"], "rate of insertions is 2.0"),
         (["--noise", "slip:1.5"], "must give a probability"),
         (["--value", "activity", "--threshold", "activity=nan"], "must be NAME=NUMBER"),
+        (["--threshold", "activity=1"], "no column is named yet: say --value activity as well"),
         (["--length", "6", "20000"], "from 1 to 10000"),
         (["--length", "9", "6"], "the smaller one first"),
         (["--wild-type", "ACGU"], "letters that are not among ACGT"),
@@ -240,15 +245,41 @@ def test_what_a_campaign_cannot_be_made_with_is_named(lab, tmp_path, words, said
     assert not (tmp_path / "plates" / "campaign.json").exists()
 
 
+def test_what_a_wild_type_is_and_is_not_is_said(lab, tmp_path, capsys):
+    plates = str(tmp_path / "plates")
+    assert main(["design", "new", plates, "--data", str(lab), "--wild-type", "GGGGGGG"]) == 0
+    assert "the wild type has 7 letters, but designs will have 6" in capsys.readouterr().out
+    row, best = Campaign.open(plates).ask(4, Ask(model="ridge", controls=("wild-type", "best")))[:2]
+    assert row["reason"] == "control: wild-type: not measured so far; later rounds can be compared"
+    assert best["reason"] == "control: best: measured before, so rounds can be compared"
+
+
+def test_long_designs_can_be_told_apart_on_the_terminal(tmp_path, capsys):
+    dice = np.random.default_rng(0)
+    texts = ["A" * 90 + "".join(dice.choice(list("ACGT"), 5)) for _ in range(40)]
+    (tmp_path / "lab.csv").write_text("seq,y\n" + "".join(f"{t},{t.count('G')}\n" for t in dict.fromkeys(texts)))
+    plates = str(tmp_path / "plates")
+    assert main(["design", "new", plates, "--data", str(tmp_path / "lab.csv")]) == 0
+    assert main(["design", "propose", plates, "--batch", "4", "--model", "ridge", "--sampler", "search"]) == 0
+    ends = [row["sequence"][-25:] for row in Campaign.open(plates).store.proposal(Path(plates) / "rounds" / "001")]
+    said = capsys.readouterr().out
+    assert all(f"{end}  high expected gain" in said for end in ends)
+    assert main(["design", "status", plates]) == 0
+    assert "1 round proposed" in capsys.readouterr().out
+
+
 def test_a_word_that_python_gives_is_checked_too(lab, tmp_path):
     campaign = Campaign.new(tmp_path / "plates", lab)
     for how, said in [
         (Ask(sampler="exakt"), 'did you mean "exact"'),
         (Ask(model="rigde"), 'did you mean "ridge"'),
         (Ask(kappa=-1), "kappa"),
+        (Ask(controls="best"), "names one by one"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(UserError, match=said):
             campaign.ask(4, how)
+    with pytest.raises(UserError, match="whole number"):
+        campaign.ask("4", QUICK)  # type: ignore[arg-type]
     assert campaign.store.rounds() == []
     for nothing in ([], None, 5, ["ACGT"]):
         with pytest.raises(UserError, match="no rows to record"):
@@ -328,11 +359,19 @@ def test_a_strangers_rounds_are_read_as_data(lab, tmp_path):
     proposal = (folder / "proposal.csv").read_text()
     (folder / "proposal.csv").write_text(proposal.replace("r01-001", "<script>alert(1)</script>"))
     assert "<script" not in write_page(campaign).read_text()
-    for name, text in [("model.json", '[{"column": 3}]'), ("model.json", "{"), ("proposal.csv", "a,b\n1,2\n")]:
+    for name, text in [
+        ("model.json", '[{"column": 3}]'),
+        ("model.json", "{"),
+        ("proposal.csv", "a,b\n1,2\n"),
+        ("proposal.csv", f"{proposal.splitlines()[0]}\n{'x,' * 40}\n"),
+    ]:
         kept = (folder / name).read_text()
         (folder / name).write_text(text)
         with pytest.raises(UserError, match=r"restore"):
             write_page(Campaign.open(tmp_path / "plates"))
+        if name == "proposal.csv":
+            with pytest.raises(UserError, match=r"restore"):
+                campaign.pending()
         (folder / name).write_text(kept)
 
 
@@ -340,8 +379,12 @@ def test_two_writers_do_not_meet(lab, tmp_path):
     from stochflow.design.store import locked
 
     campaign = Campaign.new(tmp_path / "plates", lab)
-    with locked(campaign.path), pytest.raises(UserError, match="another process"):
-        campaign.ask(4, QUICK)
+    with locked(campaign.path):
+        with pytest.raises(UserError, match="another process is writing the campaign"):
+            campaign.ask(4, QUICK)
+        (campaign.path / ".lock").unlink()
+        with pytest.raises(UserError, match="another process is writing the campaign"):
+            campaign.ask(4, QUICK)
 
 
 KILLED = """
@@ -383,3 +426,20 @@ def test_killed_at_any_moment_it_goes_on(lab, tmp_path):
     )
     again.ask(4, QUICK)
     assert again.pending()
+
+
+def test_where_lengths_vary_a_design_of_the_data_s_length_is_counted_in_edits(tmp_path):
+    """One letter less here and one more there shifts what lies between, but is two edits."""
+    wild = "ACGTTGCAACTG"
+    texts = [wild[:i] + c + wild[i + 1 :] for i in range(12) for c in "ACGT" if c != wild[i]]
+    (tmp_path / "lab.csv").write_text(
+        "seq,y\n" + "".join(f"{t},{t.count('G') + i % 3 / 9}\n" for i, t in enumerate(texts))
+    )
+    (tmp_path / "rules.toml").write_text("[edits]\nmost = 2\nindels = true\n")
+    about = About(lengths=(11, 13), wild_type=wild, rules=str(tmp_path / "rules.toml"))
+    rows = Campaign.new(tmp_path / "plates", tmp_path / "lab.csv", about).ask(300, Ask(model="ridge", min_distance=0))
+    same = [row["sequence"] for row in rows if len(row["sequence"]) == 12]
+    assert any(sum(a != b for a, b in zip(wild, text, strict=True)) > 2 for text in same)
+    for row in rows:
+        assert row["distance"] <= 3
+        assert row["edits"].split(" edit")[0] in ("1", "2") or len(row["edits"].split()) <= 2

@@ -49,6 +49,18 @@ def test_a_small_cell_runs_and_counts_its_wells(bench, arm, monkeypatch):
     assert json.loads(json.dumps(found)) == found
 
 
+def test_who_knows_the_landscape_orders_its_best_strings(bench):
+    found = bench.campaign(bench.Study("small", "tf", 0.0, 1, 24), "greedy-known", 0)
+    assert found["made"] == pytest.approx(np.sort(bench.tfbind().table)[-24:].mean())
+
+
+def test_knowing_landscape_and_noise_is_best_on_average(bench):
+    """One round: the orders with the largest expected gain over a bar that all of them pass are those of the largest expected value."""
+    study = bench.Study("small", "tf", 0.25, 1, 24)
+    found = {arm: bench.campaign(study, arm, 0)["orders"] for arm in ("random", "greedy-known", "ours-known")}
+    assert found["random"] < found["greedy-known"] < found["ours-known"]
+
+
 def test_the_table_shows_every_arm_with_its_interval(bench, tmp_path):
     cells = [
         {"study": "tf-4x96", "arm": a, "seed": s, "made": 0.9 + 0.01 * s, "orders": 0.9, "distance": 5.0, "best": 1.0}
@@ -59,6 +71,14 @@ def test_the_table_shows_every_arm_with_its_interval(bench, tmp_path):
     shown = bench.table([tmp_path / "cells.json"])
     assert shown.count("| ours |") == 1
     assert "0.910 ± 0.025" in shown  # Student, 2 degrees of freedom: 4.303 * .01 / sqrt(3)
+
+
+def test_differences_are_paired_by_seed(bench):
+    cells = [
+        {"arm": a, "seed": s, "made": 0.1 * s + gain} for a, gain in (("ga", 0.0), ("ours", 0.2)) for s in (2, 0, 1)
+    ]
+    assert bench.ahead(cells, "ga") == "0.200 ± 0.000"
+    assert bench.ahead(cells, "ours") == bench.ahead(cells, "greedy-known") == ""
 
 
 def test_the_page_shows_the_committed_cells(bench):

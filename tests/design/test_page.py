@@ -110,6 +110,27 @@ def test_a_dry_run_beats_random_and_leaves_the_campaign_alone(small, tmp_path, m
     assert "not empty" in capsys.readouterr().err
 
 
+def test_a_dry_run_that_fails_says_what_it_leaves_or_leaves_nothing(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fails.py").write_text(
+        "asked = []\ndef later(texts):\n    asked.append(1)\n    if len(asked) > 1:\n        raise OSError('no more')\n"
+        "    return [1.0] * len(texts)\ndef stopped(texts):\n    raise KeyboardInterrupt\n"
+    )
+    assert main(["design", "new", "plates", "--data", "lab.csv"]) == 0
+    play = ["design", "simulate", "plates", "--rounds", "3", "--batch", "10", "--model", "ridge"]
+    assert main([*play, "--oracle", "fails:later", "--out", "dry"]) == 2
+    said = capsys.readouterr().err
+    assert "no more; what was played so far is in dry (`stochflow design status dry`)" in said
+    assert main(["design", "status", "dry"]) == 0
+    assert "10 proposed designs have no value yet" in capsys.readouterr().out
+    assert main([*play, "--oracle", "fails:stopped", "--out", "stopped"]) == 130
+    assert "interrupted; what was played so far is in stopped" in capsys.readouterr().err
+    assert main([*play, "--oracle", "fails:later", "--out", "none", "--acquisition", "odd"]) == 2
+    assert main(["design", "simulate", "plates", "--rounds", "0", "--oracle", "fails:later", "--out", "none"]) == 2
+    assert main(["design", "simulate", "plates", "--batch", "0", "--oracle", "fails:later", "--out", "none"]) == 2
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_dry_run_begins_from_all_that_was_measured(small, tmp_path):
     from stochflow.design.simulate import simulate
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from stochflow.design.generate import Candidates, Effort, all_texts
+from stochflow.design.generate import Candidates, Effort, all_texts, random_texts
 from stochflow.design.offers import candidates
-from stochflow.design.sampler import Goal, learned
+from stochflow.design.sampler import DEEP, Acquisitions, Goal, learned, trained
 from stochflow.law.exact import Graph, exact_law
 from stochflow.worlds.strings import Strings
 
@@ -61,6 +61,40 @@ def test_what_breaks_a_rule_is_hardly_drawn_though_masks_know_nothing_of_it():
     assert law[~fine].sum() < 0.02
     target = np.exp(trainer.task.oracle.beta[0] * gc(TEXTS)) * fine
     assert 0.5 * np.abs(law - target / target.sum()).sum() < 0.08
+
+
+def proteins():
+    """A sure model's log expected improvement: it falls with the square of the gap, down to -10^10."""
+    env = Strings("ACDEFGHIKLMNPQRSTVWY", 12, 9)
+
+    def sure(texts):
+        gap = np.array([sum(c not in "KRIL" for c in t) + 0.1 * t.count("K") for t in texts])
+        return -3.0 * gap - np.where(gap > 3, 1e8 * gap**2, 0.0)
+
+    best = random_texts(Strings("RIL", 12, 9), 300, 0)
+    return env, sure, Goal(sure, Candidates(best, sure(best), ["search"] * len(best)), 8)
+
+
+def test_a_sure_models_deep_acquisition_is_lifted_in_its_order_to_numbers_that_a_network_can_learn():
+    env, sure, goal = proteins()
+    oracle = Acquisitions(env, lambda t: True, [goal], False)
+    texts = sorted({*random_texts(env, 500, 1), *goal.found.texts}, key=lambda t: float(sure([t])[0]))
+    exact = oracle.beta[0] * (sure(texts) - goal.found.value.max())
+    given = oracle(env.encode(texts)).double().numpy()
+    assert exact.min() < -1e9
+    assert given.min() > -1000
+    assert (np.diff(given) >= 0).all()
+    near = exact > -DEEP
+    assert near.sum() > 100
+    assert np.allclose(given[near], exact[near], atol=1e-4)
+
+
+def test_a_policy_that_has_not_learned_is_said_to_need_more_steps():
+    env, _, goal = proteins()
+    early = trained(env, lambda t: True, [goal], None, Effort(steps=2), 0)[0]
+    late = trained(env, lambda t: True, [goal], None, Effort(steps=300), 0)[0]
+    assert "give more --steps" in early.notes[0]
+    assert "give more --steps" not in late.notes[0]
 
 
 def test_listed_candidates_are_drawn_in_proportion():

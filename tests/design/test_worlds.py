@@ -60,7 +60,7 @@ def test_what_rules_cost_a_batch_and_a_control_is_said(lab, tmp_path, monkeypatc
     said = capsys.readouterr().out
     assert "of the 39 designs asked for" in said
     assert "of 16,384 strings meet the rules" in said.split("of the 39 designs asked for")[1].splitlines()[0]
-    assert "the control: wild-type AAACGTA does not meet the rules (no letter more than 2 times in a row)" in said
+    assert "the control wild-type AAACGTA does not meet the rules (no letter more than 2 times in a row)" in said
 
 
 def test_what_is_lost_to_rules_that_are_checked_after_drawing_is_counted(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,7 +221,7 @@ def _new(words: list[str]) -> int:
         repeated = int((m.counts[:, c] > 1).sum())
         if repeated:
             print(
-                f"  {repeated} of them were measured more than once (taken as their {s.replicates}): one measurement has a standard deviation of {m.noise[c]:.3g}"
+                f"  {repeated} of them {'was' if repeated == 1 else 'were'} measured more than once (taken as their {s.replicates}): one measurement has a standard deviation of {m.noise[c]:.3g}"
             )
     if not asked.maximise and not asked.minimise:
         print("  more is taken as better: say --minimise where less is")
@@ -268,7 +269,7 @@ def _propose(words: list[str]) -> int:
         print(one_line(said))
     print(f"{len(rows)} well{'s' if len(rows) > 1 else ''}:")
     for row in rows[:5]:
-        print(one_line(f"  {row['well']:<4} {row['id']}  {row['sequence'][:60]}  {row['reason']}"))
+        print(one_line(f"  {row['well']:<4} {row['id']}  {shown(row['sequence'], 60)}  {row['reason']}"))
     if len(rows) > 5:
         print(f"  ... and {len(rows) - 5} more")
     print("written:")
@@ -314,7 +315,7 @@ def _status(words: list[str]) -> int:
         print(as_json({"rounds": history, "pending": pending, "failed": failed, "best": campaign.best()}).decode())
         return 0
     print(
-        f"{shown(campaign.path)}: {len(campaign.measured().sequences)} sequences measured, {len(history) - 1} rounds proposed"
+        f"{shown(campaign.path)}: {_many(len(campaign.measured().sequences), 'sequence')} measured, {_many(len(history) - 1, 'round')} proposed"
     )
     writer = csv.writer(sys.stdout, delimiter="\t", lineterminator="\n")
     writer.writerow(
@@ -327,10 +328,14 @@ def _status(words: list[str]) -> int:
             best.append(f"{max(values, key=lambda v: column.sign * v):.4g}" if values else "-")
         writer.writerow([entry["round"], entry["proposed"], entry["measured"], entry["failed"], *best])
     if pending:
-        print(f"{len(pending)} proposed designs have no value yet")
+        print(f"{_many(len(pending), 'proposed design')} {'have' if len(pending) > 1 else 'has'} no value yet")
     if failed:
-        print(f"{len(failed)} sequences failed and are not proposed again")
+        print(f"{_many(len(failed), 'sequence')} failed and {'are' if len(failed) > 1 else 'is'} not proposed again")
     return 0
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _report(words: list[str]) -> int:
@@ -350,13 +355,29 @@ def _simulate(words: list[str]) -> int:
     from stochflow.design.simulate import TOP, simulate
     from stochflow.runs.tasks import find
 
+    if ":" not in asked.oracle:
+        raise UserError(f"--oracle {asked.oracle!r} names no function: write it as my_module:my_function")
     campaign = Campaign.open(asked.campaign)
     out = asked.out or asked.campaign.with_name(asked.campaign.name + "-simulated")
     how = Ask(batch=asked.batch, acquisition=asked.acquisition, model=asked.model)
-    done = simulate(campaign, find(asked.oracle), out, asked.rounds, how)
+    oracle, empty = find(asked.oracle), not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    try:
+        done = simulate(campaign, oracle, out, asked.rounds, how)
+    except (UserError, KeyboardInterrupt) as problem:
+        raise type(problem)(f"{str(problem) or 'interrupted'}{_left_behind(out) if empty else ''}") from problem
     print(f"mean of the {TOP} best values after each round (0: the first data)")
     for name, curve in done.curves.items():
         print(f"  {name:<18} " + "  ".join(f"{v:.4g}" for v in curve))
     print(f"dry run: {shown(done.campaign.path)}")
     print(f"page: {shown(write_page(done.campaign))}")
     return 0
+
+
+def _left_behind(out: Path) -> str:
+    """What a dry run that broke off leaves: the rounds that it played, of which the sentence is; or nothing."""
+    if not out.is_dir():
+        return ""
+    if any((out / "rounds").glob("*")):
+        return f"; what was played so far is in {shown(out)} (`stochflow design status {shown(out)}`): play again into another --out, or remove it"
+    shutil.rmtree(out)
+    return ""

@@ -38,6 +38,8 @@ def _by_name(flag: str, words: tuple[str, ...], names: list[str]) -> dict[str, f
             number = math.nan
         if not equals or not math.isfinite(number):
             raise UserError(f"{flag} {word!r} must be NAME=NUMBER, such as {names[0] if names else 'activity'}=2")
+        if not names:
+            raise UserError(f"{flag} names the column {name!r}, but no column is named yet: say --value {name} as well")
         if name not in names:
             raise UserError(
                 f"{flag} names the column {name!r}{did_you_mean(name, names)}, which is not among --value {' '.join(names)}"

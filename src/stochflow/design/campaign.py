@@ -55,6 +55,12 @@ class Campaign:
         enough(found)
         columns = about.columns or (Column(found.columns[0], "minimise" if about.minimise else "maximise"),)
         settings = _settings(found, about, columns).check("the new campaign", "give another value")
+        wild = settings.wild_type
+        if wild and not settings.min_length <= len(wild) <= settings.max_length:
+            sizes = " to ".join(str(n) for n in sorted({settings.min_length, settings.max_length}))
+            found.notes.append(
+                f"the wild type has {len(wild)} letters, but designs will have {sizes}: --length sets it"
+            )
         files: dict[str, bytes] = {}
         if about.rules:
             files["rules.toml"] = read_bytes(about.rules)
@@ -140,7 +146,7 @@ class Campaign:
             before = self.store.recorded_before(content)
             if before is not None and not again:
                 raise UserError(
-                    f"{source} was recorded before (as {before}): nothing was changed; say --again where it was measured twice"
+                    f"{source} was recorded before (as {before}): nothing was changed; say --again (in Python again=True) where it was measured twice"
                 )
             rows, told = taken_in(
                 self.settings, source, content, self._designs(), {r["sequence"] for r in self.store.measured()}

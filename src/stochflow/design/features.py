@@ -75,11 +75,11 @@ class Features:
         return out / there.sum(1, keepdim=True).clamp(min=1).sqrt()
 
 
-def distances(a: Sequence[str], b: Sequence[str]) -> np.ndarray:
-    """[A, B] letters in which strings of one length differ, else edit distances; int32."""
+def distances(a: Sequence[str], b: Sequence[str], aligned: bool = False) -> np.ndarray:
+    """[A, B] letters in which strings differ where all have one length, else (or `aligned`) edit distances; int32."""
     if not len(a) or not len(b):
         return np.zeros((len(a), len(b)), dtype=np.int32)
-    if len({len(t) for t in a} | {len(t) for t in b}) == 1:
+    if not aligned and len({len(t) for t in a} | {len(t) for t in b}) == 1:
         x, y = _codes(a), _codes(b)
         out = np.zeros((len(a), len(b)), dtype=np.uint16)
         for i in range(x.shape[1]):
@@ -93,11 +93,13 @@ def distances(a: Sequence[str], b: Sequence[str]) -> np.ndarray:
     return cdist(list(a), list(b), scorer=Levenshtein.distance, dtype=np.int32)
 
 
-def nearest(texts: Sequence[str], known: Sequence[str], block: int = 512) -> tuple[np.ndarray, np.ndarray]:
+def nearest(
+    texts: Sequence[str], known: Sequence[str], block: int = 512, aligned: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """[N] position of the nearest known string of each text, and its distance."""
     at, far = [], []
     for i in range(0, len(texts), block):
-        gap = distances(texts[i : i + block], known)
+        gap = distances(texts[i : i + block], known, aligned)
         at.append(gap.argmin(1))
         far.append(gap.min(1))
     if not at:

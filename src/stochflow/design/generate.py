@@ -83,7 +83,7 @@ def listed(texts: list[str], score: Score, count: int, seed: int) -> Candidates:
     beta = sharpness(value, count)
     noise = -np.log(-np.log(np.random.default_rng(seed).random(len(texts)).clip(1e-300)))
     drawn = np.argsort(-(beta * value + noise), kind="stable")[: 20 * count]  # without replacement, by Gumbel's trick
-    note = f"all {len(texts)} strings were listed, and {len(drawn)} drawn with chances in proportion to their sharpened acquisition (a draw of the best is e^3 times as likely as of rank 4 x batch; beta {beta:.3g})"
+    note = f"all {len(texts)} strings near enough to the data were listed, and {len(drawn)} drawn with chances in proportion to their sharpened acquisition (a draw of the best is e^3 times as likely as of rank 4 x batch; beta {beta:.3g})"
     return Candidates([texts[i] for i in drawn], value[drawn], ["drawn"] * len(drawn), [note], beta)
 
 

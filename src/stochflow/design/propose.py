@@ -11,7 +11,7 @@ import numpy as np
 from stochflow.design import batch as batches
 from stochflow.design.acquisition import ExpectedImprovement, Thompson, acquisition, on_its_scale
 from stochflow.design.data import Measured
-from stochflow.design.features import nearest
+from stochflow.design.features import distances, nearest
 from stochflow.design.generate import Candidates, Effort, Near
 from stochflow.design.model import Model
 from stochflow.design.objectives import Scale, chance_met, combined, preferences, utility
@@ -60,7 +60,7 @@ def propose(
     taken: list[str] = []
     made: list[tuple[str, Plan, str, float]] = []
     notes = [
-        f"the {role} {text[:30]} does not meet the rules ({', '.join(space.broken(text))}), but is ordered as it is"
+        f"the {role.replace(': ', ' ')} {text[:30]} does not meet the rules ({', '.join(space.broken(text))}), but is ordered as it is"
         for text, role in fixed
         if space.broken(text)
     ]
@@ -71,10 +71,10 @@ def propose(
     every, contexts = _goals(settings, plans, seed)
     scores = [_scorer(settings, scale, believed, plan, ask, known.measured) for plan in every]
     limit = max(2, model.reach) if ask.max_distance is None else ask.max_distance
-    scores = [_near(score, known.measured.sequences, limit) for score in scores]
+    scores = [_near(score, known.measured.sequences, limit, settings.aligned) for score in scores]
 
     def near(texts: Sequence[str]) -> np.ndarray:
-        return nearest(texts, known.measured.sequences)[1] <= limit
+        return nearest(texts, known.measured.sequences, aligned=settings.aligned)[1] <= limit
 
     effort = Effort(steps=ask.steps, sampler=ask.sampler)
     counts = [p.count for p in plans]
@@ -97,7 +97,7 @@ def propose(
             f"no new design was found: {notes[-1] if notes else 'there are no candidates'}; lower --min-distance, loosen the rules or allow more lengths"
         )
     rows = _described(settings, space, known, model, believed, made, ask)
-    rows = [*fixed_rows(fixed, believed, settings), *rows]
+    rows = [*fixed_rows(fixed, believed, settings, set(known.measured.sequences)), *rows]
     for row, well in zip(rows, batches.wells(len(rows)), strict=True):
         row["well"] = well
     done = {
@@ -130,12 +130,12 @@ def _expected(
     return {name: float(believed.predict(plate)[0].mean.mean()) for name, plate in found.items() if plate}
 
 
-def _near(score: Any, known: Sequence[str], limit: int) -> Any:
+def _near(score: Any, known: Sequence[str], limit: int, aligned: bool) -> Any:
     """The acquisition, falling by e^-2 (or two units) with every letter beyond `limit` from the nearest measured sequence."""
 
     def limited(texts: Sequence[str]) -> np.ndarray:
         value: np.ndarray = score(texts)
-        return value - 2.0 * np.maximum(nearest(texts, known)[1] - limit, 0)
+        return value - 2.0 * np.maximum(nearest(texts, known, aligned=aligned)[1] - limit, 0)
 
     return limited
 
@@ -218,15 +218,18 @@ def _controls(settings: Settings, measured: Measured, order: np.ndarray, ask: As
     return found + [(t, "repeat") for t in again]
 
 
-def fixed_rows(fixed: Sequence[tuple[str, str]], believed: Believed, settings: Settings) -> list[Row]:
-    """Wells with known sequences: no acquisition, but a prediction to compare the measurement with."""
+def fixed_rows(
+    fixed: Sequence[tuple[str, str]], believed: Believed, settings: Settings, measured: set[str]
+) -> list[Row]:
+    """Wells with given sequences: no acquisition, but a prediction to compare the measurement with."""
     if not fixed:
         return []
     texts = [t for t, _ in fixed]
     rows = [{"sequence": t, "role": role} for t, role in fixed]
     _add_predictions(rows, texts, believed, settings)
     for row in rows:
-        row["reason"] = f"{row['role']}: measured before, so rounds can be compared"
+        before = "measured before, so rounds" if row["sequence"] in measured else "not measured so far; later rounds"
+        row["reason"] = f"{row['role']}: {before} can be compared"
     return rows
 
 
@@ -272,7 +275,7 @@ def _described(
     texts = [m[0] for m in made]
     rows: list[Row] = [{"sequence": t, "role": "design"} for t in texts]
     _add_predictions(rows, texts, believed, settings)
-    at, far = nearest(texts, known.measured.sequences)
+    at, far = nearest(texts, known.measured.sequences, aligned=settings.aligned)
     value = np.array([m[3] for m in made])
     groups = batches.clusters(texts, value)
     chances = believed.synthesis.chance_exact(texts).tolist() if believed.synthesis is not None else None
@@ -287,7 +290,7 @@ def _described(
         if nucleic:
             row["gc"] = round(sum(c in "GC" for c in text) / max(len(text), 1), 4)
         if settings.wild_type:
-            row["edits"] = edits(settings.wild_type, text)
+            row["edits"] = edits(settings.wild_type, text, settings.aligned)
         if chances is not None:
             row["chance_exact"] = round(float(chances[i]), 6)
         if len(settings.columns) > 1:
@@ -317,10 +320,12 @@ def _reason(row: Row, settings: Settings, ask: Ask) -> str:
     return f"{how[ask.acquisition]}: " + ", ".join(said)
 
 
-def edits(wild_type: str, text: str) -> str:
-    """Differences to a wild type of the same length as A12G, 1-based; for other lengths the number of edits."""
-    if len(wild_type) != len(text):
-        from stochflow.design.features import distances
-
-        return f"{int(distances([wild_type], [text])[0, 0])} edits"
-    return " ".join(f"{a}{i}{b}" for i, (a, b) in enumerate(zip(wild_type, text, strict=True), 1) if a != b)
+def edits(wild_type: str, text: str, aligned: bool = False) -> str:
+    """Differences to a wild type as A12G, 1-based; the number of edits where lengths differ, or shifted letters make it fewer."""
+    pairs = enumerate(zip(wild_type, text, strict=False), 1)
+    found = [f"{a}{i}{b}" for i, (a, b) in pairs if a != b]
+    if aligned or len(wild_type) != len(text):
+        count = int(distances([wild_type], [text], True)[0, 0])
+        if len(wild_type) != len(text) or count < len(found):
+            return f"{count} edit{'' if count == 1 else 's'}"
+    return " ".join(found)

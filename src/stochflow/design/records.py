@@ -39,8 +39,8 @@ class Told:
             ),
             (
                 self.repeats,
-                "value repeats a sequence that was measured before",
-                "values repeat sequences that were measured before",
+                "value repeats a sequence that was measured earlier or above it in the file; repeats are pooled",
+                "values repeat sequences that were measured earlier or above them in the file; repeats are pooled",
             ),
             (
                 self.open,
@@ -95,7 +95,7 @@ def taken_in(
         ordered = text if design is None else design["sequence"]
         made = spelt(cell.get(made_as, ""), settings.alphabet) if made_as else ""
         if made:
-            check_letters([made], settings.alphabet, [where])
+            check_letters([made], settings.alphabet, [f'{where}, column "{made_as}",'])
         failed = all(v is None for v in values.values())
         told.failed += failed
         told.values += not failed

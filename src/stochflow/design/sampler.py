@@ -32,6 +32,7 @@ from stochflow.worlds.strings import Strings
 
 BUFFER = 1024  # trajectories replayed
 DRAWS = 20  # strings drawn for each design
+DEEP = 20.0  # nats below the best from which the acquisition falls with its logarithm alone
 BROKEN = 10.0  # nats by which a string that breaks a rule lies below the best one that breaks none
 
 
@@ -47,6 +48,8 @@ class Goal:
 class Acquisitions:
     """beta x (acquisition - its best known value) of every goal, as an oracle over states; each text is scored once a goal.
 
+    What lies `DEEP` below is never ordered, but log EI of a sure model falls with the square of the gap: a random string may have
+    -10^12 nats, and a policy that is trained on such numbers collapses to one string. There -x becomes DEEP (1 + log(x / DEEP)).
     Texts that break a rule of which the masks know nothing are held below the best by `BROKEN`, or they would be drawn in vain.
     """
 
@@ -82,10 +85,15 @@ class Acquisitions:
         for row in set(rows):
             mine = [i for i, r in enumerate(rows) if r == row]
             plain = np.array(self.values([texts[i] for i in mine], row))
-            out[mine] = self.beta[row] * (plain - self.shift[row])
+            out[mine] = _lifted(self.beta[row] * (plain - self.shift[row]))
         broken = [i for i, text in enumerate(texts) if not self.accepts(text)]
         out[broken] = np.minimum(out[broken], 0.0) - BROKEN
         return torch.tensor(out, dtype=torch.float32).reshape(state.shape[:-1])
+
+
+def _lifted(nats: np.ndarray) -> np.ndarray:
+    """The same order, without the numbers that no network can be trained on."""
+    return np.where(nats < -DEEP, -DEEP * (1 + np.log(np.maximum(-nats, DEEP) / DEEP)), nats)
 
 
 def trained(
@@ -108,9 +116,21 @@ def trained(
     shared = f" for {len(goals)} goals at once" if contexts is not None else ""
     made[0].notes.append(
         f"a GFlowNet was trained for {effort.steps} steps{shared} to draw strings in proportion to their sharpened acquisition: "
-        f"{drawn} different strings were drawn{lost}, and {sum(len(c.texts) for c in made) - drawn} more found by genetic search"
+        f"{drawn} different string{'s were' if drawn != 1 else ' was'} drawn{lost}, and {sum(len(c.texts) for c in made) - drawn} more found by genetic search"
+        + (
+            "; most that were drawn are far below the best, as the policy is not trained enough for this space: give more --steps"
+            if _missed(made)
+            else ""
+        )
     )
     return made
+
+
+def _missed(made: Sequence[Candidates]) -> bool:
+    """Whether most strings that were drawn would practically never be, were the law what it is trained towards."""
+    nats = [c.beta * (c.value[np.array(c.source) == "drawn"] - c.value.max()) for c in made if len(c.value)]
+    below = np.concatenate(nats) if nats else np.zeros(0)
+    return bool(len(below)) and float(np.median(below)) < -DEEP
 
 
 def learned(

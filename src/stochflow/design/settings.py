@@ -65,6 +65,11 @@ class Settings:
         """Whether what is made has as many letters as what was ordered."""
         return self.noise is None or not (self.noise.insertion or self.noise.deletion)
 
+    @property
+    def aligned(self) -> bool:
+        """Whether distances are edit distances, also between sequences that happen to have one length."""
+        return self.min_length != self.max_length
+
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": __version__, **dataclasses.asdict(self)}
 
@@ -176,8 +181,10 @@ class Ask:
     def check(self) -> Ask:
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} must lie between 0 and {2**63 - 1}")
-        if self.batch < 1 or self.batch > 100_000:
-            raise UserError(f"--batch {self.batch} must lie between 1 and 100000")
+        if not _whole(self.batch) or self.batch < 1 or self.batch > 100_000:
+            raise UserError(f"--batch {self.batch!r} must be a whole number between 1 and 100000")
+        if isinstance(self.controls, str):
+            raise UserError(f"controls = {self.controls!r} is one text: give the names one by one, as ('best',)")
         if self.sampler not in SAMPLERS:
             raise UserError(
                 f"there is no sampler {self.sampler!r}{did_you_mean(self.sampler, SAMPLERS)}: take one of {', '.join(SAMPLERS)}"

@@ -27,7 +27,8 @@ from typing import Any
 from stochflow.design.settings import Settings
 from stochflow.errors import UserError
 from stochflow.files import reading
-from stochflow.runs.atomic import refuse_special, replacing
+from stochflow.runs.atomic import replacing
+from stochflow.runs.lock import Lock
 from stochflow.types import plain
 
 Row = dict[str, Any]
@@ -158,18 +159,12 @@ def locked(path: Path) -> Iterator[None]:
             raise UserError(
                 f"{reading.shown(path / name)} is a link, and only a campaign's own folders are written: replace it"
             )
-    refuse_special(path / ".lock")
-    with named_errors(path), (path / ".lock").open("a") as file:
+    with named_errors(path):
+        lock = Lock(path, "campaign", "")
         try:
-            import fcntl
-        except ImportError:  # Windows: best effort
             yield
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"another process is writing the campaign {path}: wait for it or stop it") from error
-        yield
+        finally:
+            lock.close()
 
 
 @contextlib.contextmanager
@@ -229,6 +224,8 @@ def read_csv(file: Path, needed: Sequence[str] = ()) -> list[Row]:
         raise UserError(f"{reading.shown(file)} cannot be read ({error}): restore it from a copy") from error
     if any(row.get(name) is None for row in rows for name in needed):
         raise UserError(f"{reading.shown(file)} lacks one of the columns {', '.join(needed)}: restore it from a copy")
+    if any(None in row for row in rows):
+        raise UserError(f"{reading.shown(file)} has a row with more cells than columns: restore it from a copy")
     return rows
 
 

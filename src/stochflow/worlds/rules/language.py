@@ -188,7 +188,7 @@ class Fixed(Rule):
                 raise UserError(f"{self}: {letter!r} is not in the alphabet {alphabet!r}")
         most = max([len(self.suffix), *self.places()])
         if most > longest:
-            raise UserError(f"{self} needs {most} letters, but strings have at most {longest}")
+            raise UserError(f"the rule '{self}' needs {most} letters, but strings have at most {longest}")
 
     def __str__(self) -> str:
         parts = [f"begins with {self.prefix}"] if self.prefix else []
