@@ -408,7 +408,7 @@ def test_the_modes_listing():
 
 
 def test_a_batch_of_a_time_series_is_refused_with_the_way_to_go():
-    with pytest.raises(UserError, match=r"bulk_trajs.*stochflow forecast"):
+    with pytest.raises(UserError, match=r"bulk_trajs.*SeriesGenerator"):
         generator().get_loss({"time_series": torch.zeros(2, 10, 3), "real_actions": torch.zeros(2, 10)})
 
 

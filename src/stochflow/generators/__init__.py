@@ -4,6 +4,7 @@
 Which name of which document lives where, and what was put right, is in docs/source-documents.md.
 """
 
+from stochflow.forecast.generator import SeriesGenerator
 from stochflow.generators.args import GeneratorArgs, Tokenizer
 from stochflow.generators.base import GeneratorBase
 from stochflow.generators.dynamics import LogDynamics
@@ -33,6 +34,7 @@ __all__ = [
     "LogDynamics",
     "ReplayBuffer",
     "RolloutWorker",
+    "SeriesGenerator",
     "StochasticDBGFlowNetGenerator",
     "StochasticKL2GFlowNetGenerator",
     "StochasticKL3GFlowNetGenerator",

@@ -140,7 +140,7 @@ class GeneratorBase(Interface):
     def _read(self, batch: Mapping[str, Any]) -> Walk:
         if not isinstance(batch, Mapping) or "bulk_trajs" not in batch:
             series = isinstance(batch, Mapping) and "time_series" in batch
-            way = ": a time series is what stochflow.forecast and `stochflow forecast` learn from" if series else ""
+            way = ": time series are what stochflow.generators.SeriesGenerator learns from" if series else ""
             raise UserError(
                 f'a batch is {{"bulk_trajs": [(string, thought string, reward), ...]}}, but this one has no "bulk_trajs"{way}'
             )
