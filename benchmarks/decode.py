@@ -22,16 +22,16 @@ import torch
 from common import header, write
 from torch.profiler import ProfilerActivity, profile
 
+from stochflow.engines.capture import WARM_UP, Captured, aside
+from stochflow.learn.rollout import rollout
 from stochflow.nets import layers as nets
 from stochflow.nets import transformer
-from stochflow.engines.capture import WARM_UP, Captured, aside
+from stochflow.nets.policy import Policy
+from stochflow.nets.transformer import Transformer
+from stochflow.scores.rewards import Linear
+from stochflow.types import Task
 from stochflow.worlds.channels import Exact
 from stochflow.worlds.strings import Strings
-from stochflow.nets.policy import Policy
-from stochflow.scores.rewards import Linear
-from stochflow.learn.rollout import rollout
-from stochflow.nets.transformer import Transformer
-from stochflow.types import Task
 
 ATTENTION = "aten::_flash_attention_forward aten::_efficient_attention_forward aten::_scaled_dot_product_cudnn_attention".split()
 

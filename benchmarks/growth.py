@@ -26,11 +26,11 @@ import torch._dynamo  # any optimiser imports it when it is made: here it counts
 from common import write
 
 import stochflow
-from stochflow.runs.config import configure
 from stochflow.law.exact import Graph, exact_law
-from stochflow.runs.experiment import Experiment
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
+from stochflow.runs.config import configure
+from stochflow.runs.experiment import Experiment
 from stochflow.runs.tasks import build
 
 WINDOWS = 5

@@ -17,18 +17,18 @@ import torch
 from common import header, write
 
 from stochflow.learn.buffer import Buffer
-from stochflow.worlds.channels import Slip
-from stochflow.noise.dynamics import Known
-from stochflow.worlds.strings import Strings
 from stochflow.learn.evaluate import evaluate
+from stochflow.learn.objectives import TrajectoryBalance
+from stochflow.learn.rollout import rollout
 from stochflow.nets.layers import Net
 from stochflow.nets.mlp import MLP
-from stochflow.learn.objectives import TrajectoryBalance
 from stochflow.nets.policy import Policy
-from stochflow.scores.rewards import Linear
-from stochflow.learn.rollout import rollout
 from stochflow.nets.transformer import Transformer
+from stochflow.noise.dynamics import Known
+from stochflow.scores.rewards import Linear
 from stochflow.types import Task, Trajectories, World
+from stochflow.worlds.channels import Slip
+from stochflow.worlds.strings import Strings
 
 NETS: dict[str, Net] = {"mlp": MLP(128, 2), "transformer": Transformer(64, 4, 2)}
 

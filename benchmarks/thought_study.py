@@ -23,26 +23,26 @@ from typing import Any
 import torch
 from common import header, spread, write
 
+from stochflow.engines.flat import FlatParameters
 from stochflow.law import metrics
-from stochflow.worlds.channels import Slip
-from stochflow.noise.dynamics import Dynamics, Known, Neural, Tabular
-from stochflow.worlds.env import Channel
-from stochflow.worlds.strings import Strings
 from stochflow.law.exact import Graph, exact_law, flows, invert, target_law
 from stochflow.law.exact_memory import Averaged, memory_law
-from stochflow.engines.flat import FlatParameters
-from stochflow.worlds.memory import Fatigue, Regime
-from stochflow.nets.mlp import MLP
 from stochflow.learn.objectives import DetailedBalance, Objective, TrajectoryBalance
-from stochflow.scores.oracles import Table
-from stochflow.nets.policy import Policy
-from stochflow.scores.rewards import Linear
 from stochflow.learn.rollout import rollout
-from stochflow.training.sources import OnPolicy
+from stochflow.nets.mlp import MLP
+from stochflow.nets.policy import Policy
+from stochflow.noise.dynamics import Dynamics, Known, Neural, Tabular
 from stochflow.noise.thought_state import Augmented, augment
 from stochflow.noise.thoughts import Attention, Flat, ThoughtDynamics
+from stochflow.scores.oracles import Table
+from stochflow.scores.rewards import Linear
+from stochflow.training.sources import OnPolicy
 from stochflow.training.trainer import NoiseTraining, Trainer
 from stochflow.types import PolicyOut, Task
+from stochflow.worlds.channels import Slip
+from stochflow.worlds.env import Channel
+from stochflow.worlds.memory import Fatigue, Regime
+from stochflow.worlds.strings import Strings
 
 Maker = Callable[[Strings, list[int]], Dynamics]
 OBJECTIVES: dict[str, Objective] = {"db": DetailedBalance(), "tb": TrajectoryBalance()}

@@ -20,19 +20,18 @@ from typing import Any
 import torch
 from common import header, spread, write
 
-from stochflow.law import floors
-from stochflow.law import metrics
-from stochflow.noise.dynamics import Neural
+from stochflow.law import floors, metrics
 from stochflow.law.exact import Graph, exact_law, target_law
+from stochflow.learn.objectives import DetailedBalance
 from stochflow.nets.layers import Net
 from stochflow.nets.lookup import Lookup
 from stochflow.nets.mlp import MLP
-from stochflow.learn.objectives import DetailedBalance
 from stochflow.nets.policy import Policy
-from stochflow.training.sources import OnPolicy
-from stochflow.runs.tasks import tfbind8_task
-from stochflow.training.trainer import NoiseTraining, Trainer
 from stochflow.nets.transformer import Transformer, parameter_count
+from stochflow.noise.dynamics import Neural
+from stochflow.runs.tasks import tfbind8_task
+from stochflow.training.sources import OnPolicy
+from stochflow.training.trainer import NoiseTraining, Trainer
 
 NETS: dict[str, Net] = {
     "lookup": Lookup(),

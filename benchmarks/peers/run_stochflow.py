@@ -12,8 +12,8 @@ import torch._dynamo  # any optimiser imports it when it is made: before the for
 from work import HIDDEN, LAYERS, LR, TASKS, resident, serve
 
 import stochflow
-from stochflow.runs.config import configure
 from stochflow.law.exact import Graph, target_law
+from stochflow.runs.config import configure
 from stochflow.runs.experiment import Experiment
 from stochflow.runs.tasks import build
 
