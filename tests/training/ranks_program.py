@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 
@@ -25,6 +26,7 @@ CASES: dict[str, tuple[Objective, type]] = {
     "subtb": (SubTrajectoryBalance(0.8), Neural),
 }
 BATCH, STEPS, SEEDS = 6, 12, (0, 1)
+TASKS = Path("/proc/self/task")  # the threads of this process, where the system lists them
 
 
 class Given(Source):
@@ -69,3 +71,6 @@ if __name__ == "__main__":
         trainer.train(STEPS, every=5)
         torch.save(both(trainer), f"{sys.argv[1]}/{name}-{group.rank}.pt")
     distributed.leave()
+    if TASKS.exists():
+        names = [(thread / "comm").read_text().strip() for thread in TASKS.iterdir()]
+        Path(f"{sys.argv[1]}/threads-{group.rank}.txt").write_text("\n".join(names))

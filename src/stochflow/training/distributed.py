@@ -127,6 +127,10 @@ def join() -> Group | None:
     if not dist.is_available():
         raise UserError("this build of torch has no torch.distributed: train in one process, without torchrun")
     if not dist.is_initialized():
+        # Its functions take the group of all ranks as a default when it is first imported, which an optimiser does: afterwards
+        # they would keep that group, whose threads would then be cut off wherever they are when the process ends.
+        from torch.distributed.nn import functional  # noqa: F401
+
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
