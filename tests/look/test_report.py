@@ -283,6 +283,35 @@ def test_a_run_that_was_taken_up_again_says_from_when_its_law_and_designs_are(ma
     assert text.count("As it was at step 1\u2009000, where the run had ended before") == 2  # the law, the designs
 
 
+def searched(make_run, name="run", **look):
+    """A run over a space that is not listed, whose budget of 500 oracle calls ended it at step 400 of 1,000."""
+    lines = [
+        {k: v for k, v in r.items() if k not in ("tv", "excess_tv")} for r in make_run.rows(1, steps=400, every=100)
+    ]
+    lines[-1] |= {
+        "samples": 25,
+        "oracle_calls": 497,
+        "top_asked": 0.8,
+        "best_asked": 0.9,
+        "tv": None,
+        "modes": None,
+    } | look
+    return make_run(name, seeds=1, lines=lines, oracle_calls=500)
+
+
+def test_a_run_whose_budget_ended_it_has_ended(make_run):
+    path = searched(make_run)
+    text = page([RunFiles.read(path)])
+    assert "400 steps in 1 min 15 s, until its 500 oracle calls were spent" in text
+    assert 'class="note behind"' not in text
+    assert "mean of the 100 best asked" in text
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    with (path / "metrics.jsonl").open("a") as file:  # taken up again, with a larger budget
+        file.write(json.dumps(rows[-2] | {"step": 500}) + "\n")
+    assert not RunFiles.read(path).done
+    assert not RunFiles.read(searched(make_run, "early", oracle_calls=300)).done
+
+
 def test_strings_of_different_lengths_have_a_table_and_a_reason(make_run):
     path = make_run()
     (path / "samples.csv").write_text("id,sequence,score,log_reward,log_pf\nd1,AACG,1.0,0,-9\nd2,AAG,0.9,-1,-9\n")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Label(NamedTuple):
@@ -38,7 +39,14 @@ LABELS = {  # in the order in which they are shown
 }  # fmt: skip
 TERMINAL = tuple(key for key in LABELS if key not in ("diversity", "oracle_calls", "beta"))
 COMPARED = tuple(key for key, label in LABELS.items() if label.better)
-TILES = ("tv", "floor_tv", "excess_tv", "log_z_error", "elbo", "modes", "top_score", "oracle_calls")
+TILES = ("tv", "floor_tv", "excess_tv", "log_z_error", "elbo", "modes", "top_asked", "top_score", "oracle_calls")
+
+
+def tiles(found: Mapping[str, Any]) -> list[str]:
+    """The figures that stand large at the head of a page: of those that are known, and one of the 100 best alone."""
+    known = [key for key in TILES if found.get(key) is not None]
+    few = "top_asked" in known and found.get("tv") is None  # of a small look the 100 best are all that was drawn
+    return [key for key in known if key != ("top_score" if few else "top_asked")]
 
 
 def cell(text: str) -> str:

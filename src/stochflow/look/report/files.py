@@ -56,8 +56,17 @@ class RunFiles:
 
     @property
     def done(self) -> bool:
-        """Whether it reached the end that was asked for, and said so."""
-        return bool(self.summary) and self.summary.get("step", 0) >= self.config.train.steps
+        """Whether it reached the end that was asked for, or that of its oracle calls, and said so."""
+        return bool(self.summary) and (self.summary.get("step", 0) >= self.config.train.steps or self.spent)
+
+    @property
+    def spent(self) -> bool:
+        """Whether its budget of oracle calls ended it, before its last step: all but the final look's part was asked for."""
+        t, calls, look = self.config.train, self.summary.get("oracle_calls"), self.summary.get("samples")
+        step = self.summary.get("step", 0)
+        if not t.oracle_calls or not isinstance(calls, int) or not isinstance(look, int) or step >= t.steps:
+            return False
+        return self.summary.get("tv") is None and step >= self.step and calls >= t.oracle_calls - look * t.seeds
 
     @property
     def behind(self) -> int | None:

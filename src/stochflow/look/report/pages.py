@@ -8,7 +8,7 @@ from typing import Any
 
 from stochflow.law.verdict import REACHED, number, remarks, verdict
 from stochflow.look import health
-from stochflow.look.labels import LABELS, TILES
+from stochflow.look.labels import LABELS, tiles
 from stochflow.look.report.curves import curves
 from stochflow.look.report.designs import read_designs
 from stochflow.look.report.drawing import owned
@@ -43,7 +43,7 @@ def section(run: RunFiles, number: int = 1) -> dict[str, Any]:
         "task": run.config.task.name,
         "objective": run.training["objective"],
         "seeds": train.seeds,
-        "tiles": [_tile(found, key, train.seeds) for key in TILES if found.get(key) is not None],
+        "tiles": [_tile(found, key, train.seeds) for key in tiles(found)],
         "health": health.verdict(findings, run.step),
         "findings": findings,
         "early": run.step < health.WARM_UP,
@@ -84,7 +84,10 @@ def _state(run: RunFiles) -> str:
     total = run.config.train.steps
     if run.done:
         seconds = run.summary.get("seconds")
-        return f"{_number(total)} steps" + ("" if seconds is None else f" in {_duration(seconds)}")
+        words = f"{_number(run.summary.get('step'))} steps" + ("" if seconds is None else f" in {_duration(seconds)}")
+        return words + (
+            f", until its {_number(run.config.train.oracle_calls)} oracle calls were spent" if run.spent else ""
+        )
     return f"step {_number(run.step)} of {_number(total)}"
 
 
