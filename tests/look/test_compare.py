@@ -153,6 +153,25 @@ def test_other_targets_and_unfinished_runs_are_said(make_run):
     ]
 
 
+def test_laws_of_another_sharpness_are_not_compared_by_figures_of_the_law(make_run):
+    def run(name, seed, **more):
+        lines = [{k: v for k, v in r.items() if k not in ("tv", "excess_tv")} for r in make_run.rows(1)]
+        lines[-1] |= {"tv": None, "excess_tv": None, "top_asked": 0.5, "oracle_calls": 500} | more
+        return make_run(name, seeds=1, seed=seed, lines=lines, **({"lr": 1e-4} if name > "b" else {}))
+
+    equal = compare([run("a", 0, beta=50.0), run("c", 0, beta=50.0)])
+    assert equal.main == "elbo"
+    assert equal.warnings == []
+    found = compare([run("a2", 0, beta=50.0), run("c2", 0, beta=352.5, top_asked=0.6, oracle_calls=700)])
+    assert "elbo" not in found.metrics
+    assert "elbo" not in found.differences[0]
+    assert found.main == "top_asked"
+    assert [w.split(":")[0] for w in found.warnings] == [
+        "Their rewards are not equally sharp (beta 50, 352.50)",
+        "They asked the oracle about 500, 700 different objects",
+    ]
+
+
 def test_the_page_holds_together(make_run, tmp_path):
     found = compare(
         [

@@ -21,7 +21,8 @@ from stochflow.look.labels import COMPARED, LABELS
 from stochflow.look.report.files import RunFiles, values
 from stochflow.runs.atomic import write_text
 
-MAIN = ("excess_tv", "tv", "elbo", "top_score")  # the verdict is about the first that every arm has
+MAIN = ("excess_tv", "tv", "elbo", "top_asked", "top_score")  # the verdict is about the first that every arm has
+AT_EQUAL_BETA = ("elbo",)  # figures of the target law, where that is found while training
 ENOUGH = 5  # seeds: with fewer, differences of one sign come about by luck too often to call them one
 LEVEL = 0.95
 NOT_THE_ARM = ("seed", "seeds", "device", "threads", "log_every", "save_every")  # settings that do not make another arm
@@ -93,7 +94,7 @@ class Comparison:
 
     @property
     def main(self) -> str | None:
-        return next((k for k in MAIN if all(k in a.figures for a in self.arms)), None)
+        return next((k for k in MAIN if k in self.metrics and all(k in a.figures for a in self.arms)), None)
 
     def sentences(self) -> list[str]:
         """One a later arm: how it does on the main figure."""
@@ -157,7 +158,8 @@ def compare(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
         raise UserError(
             "these runs differ in nothing but their seeds, so there is one arm and nothing to compare it with: give another run"
         )
-    metrics = [k for k in COMPARED if any(k in a.figures for a in arms)]
+    apart = () if len(_betas(arms)) == 1 else AT_EQUAL_BETA
+    metrics = [k for k in COMPARED if k not in apart and any(k in a.figures for a in arms)]
     differences = [{k: difference(arms[0], arm, k, len(arms) - 1) for k in metrics} for arm in arms[1:]]
     return Comparison(arms, metrics, differences, _warnings(arms))
 
@@ -248,10 +250,32 @@ def _warnings(arms: Sequence[Arm]) -> list[str]:
     targets = {str(_target(r.config.to_dict()["task"])) for r in runs}
     if len(targets) > 1:
         found.append("These runs have different targets: their figures answer different questions.")
+    betas = _betas(arms)
+    if len(betas) > 1:
+        found.append(
+            f"Their rewards are not equally sharp (beta {', '.join(map(number, betas))}): ELBO and log Z are figures of "
+            "different laws and are not compared."
+        )
+    calls = _different([r for r in runs if r.last.get("top_asked") is not None], "oracle_calls")
+    if len(calls) > 1:
+        found.append(
+            f"They asked the oracle about {', '.join(map(number, calls))} different objects: the more, the better the best are."
+        )
     going = [r.name for r in runs if not r.done]
     if going:
         found.append(f"Not finished, so compared by its last look: {', '.join(going)}.")
     return found + [f"Left out: {gap}." for r in runs for gap in r.gaps[:3]]
+
+
+def _betas(arms: Sequence[Arm]) -> list[float | None]:
+    """The sharpness of each run's reward, different ones alone; None where it is a setting of the task."""
+    return _different([r for a in arms for r in a.runs], "beta")
+
+
+def _different(runs: Sequence[RunFiles], key: str) -> list[float | None]:
+    each = [r.last.get(key) for r in runs]
+    found = {x if isinstance(x, (int, float)) and np.isfinite(x) else None for x in each}
+    return sorted(found, key=lambda x: (x is not None, x or 0.0))
 
 
 def _target(task: dict[str, Any]) -> dict[str, Any]:
