@@ -246,6 +246,39 @@ def test_the_best_kept_for_ever_are_not_stale():
     assert "replay_staleness" not in names(rows, {**LONG, "train": {**train, "replay_rank": True}})
 
 
+def test_a_run_whose_scores_are_all_equal_is_not_green():
+    flat = {"sample_score": 0.0, "top_score": 0.0, "top_asked": 0.0, "best_asked": 0.0, "samples": 40, "drawn": 500}
+    found = diagnose(of_designs(**flat, random_score=0.0, random_error=0.0), LONG)
+    assert [f.name for f in found] == ["no_better_than_uniform"]
+    assert found[0].saw == "every object asked about scores 0"
+
+
+def test_a_log_z_of_a_small_look_that_rests_on_one_draw_is_a_bound_from_one_side():
+    """With a budget of oracle calls a look is at most 100 draws."""
+    small = {"samples": 100, "drawn": 500, "commonest": 0.01}
+    assert names(of_designs(**small, log_z_estimate=90.0, ess=0.011), LONG) == ["one_sided_log_z"]
+    assert names(of_designs(**small, log_z_estimate=53.0, ess=0.011), LONG) == []
+    assert names(of_designs(**small, log_z_estimate=90.0, ess=0.2), LONG) == []
+
+
+def test_a_remedy_that_was_taken_is_not_named_again():
+    taken = {
+        "objective": "logvar",
+        "search": "population",
+        "replay": 0.5,
+        "net": "transformer",
+        "hidden": 64,
+        "oracle_calls": 900,
+    }
+    known = {"random_score": 0.2, "random_error": 0.01, "sample_score": 0.21, "top_score": 0.4, "beta": 30.0}
+    first = {f.name: f.remedy for f in diagnose(of_designs(**known), {**LONG, "train": taken})}
+    assert first["no_better_than_uniform"] == "more --oracle-calls, or a wider net (--hidden 128)"
+    assert "--net transformer" not in first["far_below_the_best"]
+    plain = {f.name: f.remedy for f in diagnose(of_designs(**known | {"beta": None}), LONG)}
+    for words in ("--beta auto", "--search population", "more --steps", "--net transformer"):
+        assert words in plain["no_better_than_uniform"]
+
+
 def test_a_run_that_has_hardly_begun_is_not_judged_by_its_draws():
     early = of_designs(sample_score=0.3, top_score=0.4)
     del early[-1]["objective"]

@@ -70,3 +70,4 @@ def test_the_verdict_says_how_near_the_law_can_come():
     assert verdict({}) == "Nothing has been measured yet."
     gap = {"tv": None, "elbo": 1.0, "log_z_estimate": 3.0}
     assert "is 2, and 0 would be perfect. It is large" in verdict(gap)
+    assert "a small gap alone proves nothing" in verdict(gap | {"elbo": 2.9})  # both bound log Z from below

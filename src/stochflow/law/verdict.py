@@ -97,7 +97,8 @@ def _by_samples(found: dict[str, Any], advise: bool) -> str:
     )
     return (
         f"{words}; the gap between log Z ({number(high)}, estimated) and its lower bound ({number(low)}) is {number(gap)}, "
-        f"and 0 would be perfect.{advice}"
+        f"and 0 would be perfect.{advice} Both are taken from the draws and lie low where good objects are never drawn: "
+        "a small gap alone proves nothing."
     )
 
 

@@ -13,7 +13,7 @@ COMMONEST = 0.3  # and share of the most frequent one above which it has
 TOP = 100  # objects of which the mean of the best is taken
 ENOUGH = 100  # objects of a sample from which such shares are taken seriously,
 FEW = 30  # and from which figures of their scores are,
-MANY = 200  # and from which their weights are
+MANY = 10  # draws from which a log Z that rests on fewer than three of them says something
 FEW_EFFECTIVE = 3.0  # draws on which an estimate of log Z rests, below which it is one draw's
 ONE_SIDED = 5.0  # nats between the two estimates of log Z that bound it from below
 SEEN = 0.5  # share of the way from random objects to the best asked that the best draws should have gone
@@ -71,7 +71,7 @@ def far_below_the_best(log: Any) -> Any:
         f"the 100 best asked about score {best:.4g} on average, and {words} {drawn:.4g}",
         "The best were found by the search and stand in samples.csv as asked; the policy itself has not come near its target, "
         "so that its draws and its log Z say little.",
-        "more steps between questions (a larger --ask-every and --steps), a wider net (--hidden 256), or --net transformer",
+        f"more steps between questions (a larger --ask-every and --steps), or {_larger_net(log)}",
     )
 
 
@@ -83,6 +83,14 @@ def no_better_than_uniform(log: Any) -> Any:
     if not _ended(row) or _listed(row) or first is None or not _number(top) or not _number(mean):
         return None
     best = max(x for x in (top, row.get("best_asked")) if _number(x))
+    if best <= first and _number(row.get("random_score")) and _number(row.get("best_asked")):
+        return log.find(
+            "no_better_than_uniform",
+            "warning",
+            f"every object asked about scores {best:.4g}",
+            "Where all scores are equal, random objects are as good as any: there is nothing to learn from.",
+            "an oracle that tells objects apart sooner, known sequences to begin from (--start), or rules that leave out what is worthless",
+        )
     if best <= first or mean - first > max(BARELY * (best - first), ERRORS * error if _number(error) else 0.0):
         return None
     return log.find(
@@ -90,8 +98,26 @@ def no_better_than_uniform(log: Any) -> Any:
         "warning",
         f"the draws score {mean:.4g} on average, and random objects {first:.4g}",
         "The 100 best of the draws are what random objects would give: nothing was learned that shows in a score.",
-        "a sharper reward (--beta auto, or a larger exponent), more --steps, or --search population",
+        _to_learn(log, row),
     )
+
+
+def _larger_net(log: Any) -> str:
+    hidden = log.train.get("hidden")
+    wider = f"a wider net (--hidden {2 * hidden if isinstance(hidden, int) else 256})"
+    return wider if log.train.get("net") == "transformer" else f"{wider} or --net transformer"
+
+
+def _longer(log: Any) -> str:
+    return "more --oracle-calls" if log.train.get("oracle_calls") else "more --steps"
+
+
+def _to_learn(log: Any, row: dict[str, Any]) -> str:
+    """What a sampler that stayed uniform lacks: of the usual remedies those that the run has not taken yet."""
+    found = [] if _number(row.get("beta")) else ["a sharper reward (--beta auto, or a larger exponent)"]
+    found += ["--search population"] if log.train.get("search", "none") == "none" else []
+    found += [_longer(log), _larger_net(log)]
+    return f"{', '.join(found[:-1])}, or {found[-1]}"
 
 
 def one_sided_log_z(log: Any) -> Any:
@@ -110,9 +136,10 @@ def one_sided_log_z(log: Any) -> Any:
     return log.find(
         "one_sided_log_z",
         "warning",
-        f"log Z is at least {high:.2f}, an estimate that rests on about {max(share * samples, 1):.0f} of {samples} draws; their mean is {low:.2f}",
+        f"log Z is at least about {high:.2f}, an estimate that rests on about {max(share * samples, 1):.0f} of {samples} draws; their mean is {low:.2f}",
         "Objects that were never drawn may hold most of the mass: the gap between the two says nothing about what lies above.",
-        "more --steps, or a smaller reward exponent; do not compare this log Z with another run's",
+        f"{_longer(log)}, or {'a larger --look' if _number(row.get('beta')) else 'a smaller reward exponent'}; "
+        "do not compare this log Z with another run's",
     )
 
 
