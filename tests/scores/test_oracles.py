@@ -411,3 +411,18 @@ def test_a_command_that_hangs_is_ended_with_what_it_started():
         Patient(Host(command, DNA2), timeout=0.2, retries=0)(DNA2.encode(["GC"]))
     assert command._running.wait(timeout=10) == -9
     assert time.monotonic() - begun < 10
+
+
+def test_a_missing_score_is_told_with_what_may_become_of_it():
+    env = Strings("AC", 2)
+    states = env.encode(["AA", "CC"])
+    silent = Cached(Host(lambda texts: [None] * len(texts), env))
+    with pytest.raises(UserError, match="train with --on-nan skip or floor"):
+        silent(states)
+    silent.on_nan = "floor"
+    with pytest.raises(
+        UserError, match="none of the 2 objects asked about has a score, so that there is no lowest one"
+    ):
+        silent(states)
+    silent.on_nan = "skip"
+    assert bool(silent(states).isnan().all())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stochflow.errors import UserError
-from stochflow.scores.rewards import Linear, Power
+from stochflow.scores.rewards import Linear, Power, Sharpening
 
 STATE = torch.zeros(1, dtype=torch.long)
 
@@ -84,3 +84,21 @@ def test_impossible_rewards_are_refused(arguments, words):
     with pytest.raises(UserError) as error:
         Power(**arguments)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_answers_without_a_score_count_towards_the_last_moment_of_a_sharpening():
+    """Else an oracle with a quarter of them would never fix its law; and what an earlier version saved is read."""
+    found = []
+    for scored in (40, 75):  # of each hundred
+        reward = Sharpening(nats=20.0, best=10, first=50, still=1e-9, latest=300)
+        for part in range(4):
+            score = torch.rand(100) + part  # the best move all the time
+            score[scored:] = math.nan
+            reward.observe(score, torch.arange(100) + 100 * part)
+        found.append((int(reward.asked), int(reward.blank), bool(reward.frozen)))
+    assert found == [(120, 180, True), (225, 75, True)]
+    old = {k: v for k, v in reward.state_dict().items() if k != "blank"}
+    again = Sharpening(nats=20.0, best=10, first=50)
+    again.load_state_dict(old)
+    assert bool(again.frozen)
+    assert int(again.blank) == 0

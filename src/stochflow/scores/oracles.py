@@ -183,10 +183,12 @@ def check_scores(texts: Sequence[str], values: Sequence[float]) -> None:
     """Raises for the first text whose score is missing, not finite or too large for float32."""
     for i, (text, value) in enumerate(zip(texts, values, strict=True)):
         if not abs(value) <= LARGEST:
-            given = "no score (None or NaN)" if math.isnan(value) else f"{value}"
+            blank = math.isnan(value)
+            given = "no score (None or NaN)" if blank else f"{value}"
             raise UserError(
                 f"the oracle gave {given} for sample {i}, {text!r}: "
                 "it must give a finite score to every sequence that can be built"
+                + (", or train with --on-nan skip or floor" if blank else "")
             )
 
 
@@ -387,6 +389,11 @@ class Cached(Around):
     def __call__(self, state: Tensor) -> Tensor:
         texts = finished_texts(self.env, state)
         values = self.raw(texts)
+        if self.on_nan == "floor" and not self.met and all(map(math.isnan, values)):
+            raise UserError(
+                f"none of the {len(set(texts))} objects asked about has a score, so that there is no lowest one for --on-nan floor: "
+                "begin from sequences that have one (--start), or take --on-nan skip"
+            )
         scored = [(t, v) for t, v in zip(texts, values, strict=True) if not (self.on_nan == "skip" and math.isnan(v))]
         check_scores([t for t, _ in scored], [v for _, v in scored])
         return torch.tensor(values, dtype=torch.float32, device=state.device).reshape(state.shape[:-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +67,8 @@ class Sharpening(nn.Module):
     base is the median of the first scores. beta puts `sharpness` * log |X| nats between it and the mean of the `best`
     best different objects: enough for the few good ones to outweigh all the others (`nats` = log |X|, the number of
     objects); down to half of that where the mass would otherwise lie on fewer than a quarter of these best. It is set anew whenever the number of answers has grown by half, and frozen for ever once the best have
-    moved by less than `still` of their distance from the base in between, at the latest after `latest` answers (0: no
-    such limit): from then on the target is one fixed law. All seeds share it. Ask for `describe()` to have it in words.
+    moved by less than `still` of their distance from the base in between, at the latest after `latest` answers, those
+    without a score included (0: no such limit): from then on the target is one fixed law. All seeds share it. Ask for `describe()` to have it in words.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Sharpening(nn.Module):
         self.latest = latest
         for name, start in (("beta", 0.0), ("base", torch.nan), ("top", torch.nan), ("mark_top", torch.nan)):
             self.register_buffer(name, torch.tensor(start, dtype=torch.float64))
-        for name in ("asked", "mark", "frozen"):
+        for name in ("asked", "blank", "mark", "frozen"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self.register_buffer("scores", torch.full((best,), -torch.inf, dtype=torch.float64))
         self.register_buffer("numbers", torch.zeros(best, dtype=torch.long))
@@ -99,6 +100,7 @@ class Sharpening(nn.Module):
     top: Tensor
     mark_top: Tensor
     asked: Tensor
+    blank: Tensor  # answers without a score
     mark: Tensor
     frozen: Tensor
     scores: Tensor
@@ -107,6 +109,10 @@ class Sharpening(nn.Module):
     def __call__(self, score: Tensor, state: Tensor, step: Tensor | float | None = None) -> Tensor:
         beta = float(self.beta)
         return score * 0 if beta == 0 else beta * score.clamp(min=float(self.base))
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        state.setdefault(prefix + "blank", torch.zeros_like(self.blank))  # an earlier version did not count these
+        super()._load_from_state_dict(state, prefix, *rest)
 
     @torch.no_grad()
     def observe(self, score: Tensor, number: Tensor) -> bool:
@@ -118,6 +124,7 @@ class Sharpening(nn.Module):
             return False
         score, number = score.flatten().double().cpu(), number.flatten().cpu()
         good = score.isfinite()
+        self.blank += len(number[~good].unique())
         score, number = score[good], number[good]
         if not len(score):
             return False
@@ -140,7 +147,7 @@ class Sharpening(nn.Module):
     def _schedule(self) -> bool:
         asked, mark = int(self.asked), int(self.mark)
         gap = float(self.top - self.base)
-        late = 0 < self.latest <= asked and gap > 0
+        late = 0 < self.latest <= asked + int(self.blank) and gap > 0
         if mark > 0 and not late and asked < max(self.first, 1.5 * mark):
             return False
         if mark >= self.first and gap > 0 and float(self.top - self.mark_top) < self.still * gap:
