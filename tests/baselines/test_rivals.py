@@ -34,6 +34,17 @@ def test_each_object_is_asked_once_and_no_more_than_allowed(name, min_length):
     assert int(env.lengths(objects).min()) >= (min_length or 12)
 
 
+@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_few_calls_or_none_are_not_exceeded_and_end_without_complaint(name, calls):
+    """A run whose answers all came from a shared file has paid for none."""
+    asker = Asker(Strings("ACGT", 12), lambda states: ones(states) * torch.nan, calls)
+    RIVALS[name](asker)
+    objects, scores = asker.answers()
+    assert objects.shape == (calls, 12)
+    assert scores.tolist() == [-torch.inf] * calls  # without a score: the worst there is
+
+
 def test_a_small_space_ends_the_search():
     asker = Asker(Strings("AC", 4), ones, 1000)
     RIVALS["ga"](asker)

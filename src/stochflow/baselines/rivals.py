@@ -68,7 +68,8 @@ class Asker:
 
     def answers(self) -> tuple[Tensor, Tensor]:
         """All objects asked about [n, L] and their scores [n], in order; minus infinity where there is none."""
-        return torch.cat(self.objects), torch.cat(self.scores)
+        none = torch.empty(0, self.letters.length, dtype=torch.long), torch.empty(0, dtype=torch.float64)  # of no calls
+        return torch.cat([none[0], *self.objects]), torch.cat([none[1], *self.scores])
 
 
 def random_search(asker: Asker) -> None:

@@ -13,7 +13,7 @@ COMMONEST = 0.3  # and share of the most frequent one above which it has
 TOP = 100  # objects of which the mean of the best is taken
 ENOUGH = 100  # objects of a sample from which such shares are taken seriously,
 FEW = 30  # and from which figures of their scores are,
-MANY = 10  # draws from which a log Z that rests on fewer than three of them says something
+WEIGHED = 10  # and from which their weights are: 5 nats of 10 draws take weights about as wide as 5 nats of 2,000
 FEW_EFFECTIVE = 3.0  # draws on which an estimate of log Z rests, below which it is one draw's
 ONE_SIDED = 5.0  # nats between the two estimates of log Z that bound it from below
 SEEN = 0.5  # share of the way from random objects to the best asked that the best draws should have gone
@@ -131,7 +131,7 @@ def one_sided_log_z(log: Any) -> Any:
         or not all(map(_number, (low, high, share, samples)))
     ):
         return None
-    if samples < MANY or share * samples >= FEW_EFFECTIVE or high - low <= ONE_SIDED:
+    if samples < WEIGHED or share * samples >= FEW_EFFECTIVE or high - low <= ONE_SIDED:
         return None
     return log.find(
         "one_sided_log_z",
