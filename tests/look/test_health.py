@@ -148,6 +148,13 @@ def test_a_gradient_that_is_clipped_while_the_law_comes_nearer_is_no_explosion(r
         assert ("gradient_explosion" in names(clipped, config)) is fired, last
 
 
+def test_two_looks_at_targets_of_another_sharpness_are_not_held_against_each_other(rows, config):
+    far = [{**r, "grad_norm": 99.0, "elbo": 0.0, "seeds": {}} | {"log_z": None} for r in rows]
+    far = [{k: v for k, v in r.items() if k != "log_z"} | {"log_z_estimate": 0.1 * r["step"]} for r in far]
+    assert "gradient_explosion" in names([r | {"beta": 5.0} for r in far], config)
+    assert "gradient_explosion" not in names([r | {"beta": 0.01 * r["step"]} for r in far], config)
+
+
 def test_nothing_but_an_explosion_is_judged_before_it_has_warmed_up(rows, config):
     early = [
         dict(r, step=r["step"] // 10) for r in change(rows, log_z_learned=0.0, kl_target_model=9.0, dynamics_nll=2.0)
@@ -251,6 +258,13 @@ def test_a_run_whose_scores_are_all_equal_is_not_green():
     found = diagnose(of_designs(**flat, random_score=0.0, random_error=0.0), LONG)
     assert [f.name for f in found] == ["no_better_than_uniform"]
     assert found[0].saw == "every object asked about scores 0"
+
+
+def test_draws_below_random_objects_are_not_called_as_good_as_them():
+    known = {"random_score": 0.5, "random_error": 0.01, "top_score": 0.6}
+    for mean, words in ((0.505, "are what random objects would give"), (0.2, "are worse than random objects")):
+        found = {f.name: f for f in diagnose(of_designs(**known, sample_score=mean), LONG)}
+        assert words in found["no_better_than_uniform"].means
 
 
 def test_a_log_z_of_a_small_look_that_rests_on_one_draw_is_a_bound_from_one_side():

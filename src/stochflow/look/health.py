@@ -281,7 +281,12 @@ def gradient_explosion(log: _Log) -> Finding | None:
 
 
 def _far_and_no_nearer(looks: Sequence[Row]) -> bool:
-    """Whether log Z - ELBO, the KL of the policy's ways against the target's, is large and did not shrink since the look before."""
+    """Whether log Z - ELBO, the KL of the policy's ways against the target's, is large and did not shrink since the look before.
+
+    Where the reward was sharpened in between, the two are of different targets, and nothing is said.
+    """
+    if len({r.get("beta") if _number(r.get("beta")) else None for r in looks[-2:]}) > 1:
+        return False
     gaps = [(r["log_z"] if _number(r.get("log_z")) else r.get("log_z_estimate"), r.get("elbo")) for r in looks[-2:]]
     known = [z - elbo for z, elbo in gaps if _number(z) and _number(elbo)]
     return len(known) == 2 and known[1] > max(FAR_LOG_Z, known[0] - NEARER)

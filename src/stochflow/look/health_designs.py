@@ -91,13 +91,16 @@ def no_better_than_uniform(log: Any) -> Any:
             "Where all scores are equal, random objects are as good as any: there is nothing to learn from.",
             "an oracle that tells objects apart sooner, known sequences to begin from (--start), or rules that leave out what is worthless",
         )
-    if best <= first or mean - first > max(BARELY * (best - first), ERRORS * error if _number(error) else 0.0):
+    near = max(BARELY * (best - first), ERRORS * error if _number(error) else 0.0)
+    if best <= first or mean - first > near:
         return None
     return log.find(
         "no_better_than_uniform",
         "warning",
         f"the draws score {mean:.4g} on average, and random objects {first:.4g}",
-        "The 100 best of the draws are what random objects would give: nothing was learned that shows in a score.",
+        "The draws are worse than random objects: what was learned so far leads away from the target."
+        if first - mean > near
+        else "The 100 best of the draws are what random objects would give: nothing was learned that shows in a score.",
         _to_learn(log, row),
     )
 

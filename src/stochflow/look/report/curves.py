@@ -94,7 +94,10 @@ def log_z(run: RunFiles) -> Panel | None:
     caption = "The normaliser of the target: what was learned, the bounds that the samples give" + (
         ", and the exact value." if truth is not None else "."
     )
-    return Panel("log_z", "log Z against the truth", svg(figure, "log Z over training steps"), caption)
+    if len({r["beta"] for r in values(run.rows, "beta")}) > 1:
+        caption += " The reward was sharpened meanwhile, and each sharpness has a log Z of its own."
+    title = "log Z" if truth is None else "log Z against the truth"
+    return Panel("log_z", title, svg(figure, "log Z over training steps"), caption)
 
 
 def modes(run: RunFiles) -> Panel | None:
