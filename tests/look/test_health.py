@@ -155,6 +155,22 @@ def test_two_looks_at_targets_of_another_sharpness_are_not_held_against_each_oth
     assert "gradient_explosion" not in names([r | {"beta": 0.01 * r["step"]} for r in far], config)
 
 
+def test_a_lower_bound_that_rises_comes_nearer_whatever_one_draw_says_of_log_z(rows, config):
+    """The default run of the peptides: its draws are nearly the best there are, and its ELBO rises by a nat from look to look."""
+    far = [
+        {k: v for k, v in r.items() if k not in ("log_z", "seeds")} | {"grad_norm": 80.0, "beta": 367.0} for r in rows
+    ]
+    noisy = [r | {"log_z_estimate": 480.0 + r["step"] / 50} for r in far]
+    assert "gradient_explosion" not in names([r | {"elbo": 440.0 + r["step"] / 100} for r in noisy], config)
+    assert "gradient_explosion" in names([r | {"elbo": 440.0} for r in noisy], config)
+
+
+def test_draws_that_are_the_best_there_are_are_no_saturation_of_a_found_reward():
+    saturated = {"sample_score": 0.9995, "top_score": 1.0, "top_asked": 1.0, "best_asked": 1.0}
+    assert "reward_saturation" in names(of_designs(**saturated), LONG)
+    assert names(of_designs(**saturated, beta=300.0), LONG) == []
+
+
 def test_nothing_but_an_explosion_is_judged_before_it_has_warmed_up(rows, config):
     early = [
         dict(r, step=r["step"] // 10) for r in change(rows, log_z_learned=0.0, kl_target_model=9.0, dynamics_nll=2.0)
@@ -273,6 +289,13 @@ def test_a_log_z_of_a_small_look_that_rests_on_one_draw_is_a_bound_from_one_side
     assert names(of_designs(**small, log_z_estimate=90.0, ess=0.011), LONG) == ["one_sided_log_z"]
     assert names(of_designs(**small, log_z_estimate=53.0, ess=0.011), LONG) == []
     assert names(of_designs(**small, log_z_estimate=90.0, ess=0.2), LONG) == []
+    sharp = {
+        "beta": 400.0,
+        "random_score": 0.2,
+        "random_error": 0.01,
+    }  # about 260 nats from random objects to the best asked
+    assert names(of_designs(**small, **sharp, log_z_estimate=85.0, ess=0.011), LONG) == []
+    assert names(of_designs(**small, **sharp, log_z_estimate=95.0, ess=0.011), LONG) == ["one_sided_log_z"]
 
 
 def test_a_remedy_that_was_taken_is_not_named_again():

@@ -283,13 +283,14 @@ def gradient_explosion(log: _Log) -> Finding | None:
 def _far_and_no_nearer(looks: Sequence[Row]) -> bool:
     """Whether log Z - ELBO, the KL of the policy's ways against the target's, is large and did not shrink since the look before.
 
-    Where the reward was sharpened in between, the two are of different targets, and nothing is said.
+    Of one target the ELBO alone says whether it shrank: an estimate of log Z may rest on a single draw. Where the reward was
+    sharpened in between, the two looks are of different targets, and nothing is said.
     """
-    if len({r.get("beta") if _number(r.get("beta")) else None for r in looks[-2:]}) > 1:
+    if len(looks) < 2 or len({r.get("beta") if _number(r.get("beta")) else None for r in looks[-2:]}) > 1:
         return False
-    gaps = [(r["log_z"] if _number(r.get("log_z")) else r.get("log_z_estimate"), r.get("elbo")) for r in looks[-2:]]
-    known = [z - elbo for z, elbo in gaps if _number(z) and _number(elbo)]
-    return len(known) == 2 and known[1] > max(FAR_LOG_Z, known[0] - NEARER)
+    before, now = (r.get("elbo") for r in looks[-2:])
+    z = looks[-1]["log_z"] if _number(looks[-1].get("log_z")) else looks[-1].get("log_z_estimate")
+    return _number(before) and _number(now) and _number(z) and z - now > FAR_LOG_Z and now - before < NEARER
 
 
 def replay_staleness(log: _Log) -> Finding | None:
@@ -339,7 +340,16 @@ def reward_saturation(log: _Log) -> Finding | None:
         return log.find("reward_saturation", "warning", saw, means, remedy)
     mean_score, top, samples = row.get("sample_score"), row.get("top_score"), row.get("samples")
     many = not _number(samples) or samples >= 2 * health_designs.TOP  # of fewer the 100 best are nearly all
-    if many and _number(mean_score) and _number(top) and abs(top - mean_score) <= 1e-3 * max(abs(top), 1e-12):
+    sharp = (
+        _number(row.get("beta")) and row["beta"] > 0
+    )  # found while training, so that rewards differ: the draws are the best
+    if (
+        many
+        and not sharp
+        and _number(mean_score)
+        and _number(top)
+        and abs(top - mean_score) <= 1e-3 * max(abs(top), 1e-12)
+    ):
         saw = f"the mean score ({mean_score:.4g}) is the mean of the 100 best ({top:.4g})"
         remedy = "a score with a wider range, a larger reward exponent, or a score that saturates later"
         return log.find("reward_saturation", "warning", saw, means, remedy)

@@ -15,7 +15,8 @@ ENOUGH = 100  # objects of a sample from which such shares are taken seriously,
 FEW = 30  # and from which figures of their scores are,
 WEIGHED = 10  # and from which their weights are: 5 nats of 10 draws take weights about as wide as 5 nats of 2,000
 FEW_EFFECTIVE = 3.0  # draws on which an estimate of log Z rests, below which it is one draw's
-ONE_SIDED = 5.0  # nats between the two estimates of log Z that bound it from below
+ONE_SIDED = 5.0  # nats between the two estimates of log Z that bound it from below,
+OF_RANGE = 0.15  # and share of the nats that a reward found while training puts between random objects and the best
 SEEN = 0.5  # share of the way from random objects to the best asked that the best draws should have gone
 MATURE = 1000  # steps before which a run may still begin to learn; its end is looked at all the same
 BARELY = 0.02  # share of that way that tells a sampler from one that never learned,
@@ -134,7 +135,11 @@ def one_sided_log_z(log: Any) -> Any:
         or not all(map(_number, (low, high, share, samples)))
     ):
         return None
-    if samples < WEIGHED or share * samples >= FEW_EFFECTIVE or high - low <= ONE_SIDED:
+    if (
+        samples < WEIGHED
+        or share * samples >= FEW_EFFECTIVE
+        or high - low <= max(ONE_SIDED, OF_RANGE * _range(log, row))
+    ):
         return None
     return log.find(
         "one_sided_log_z",
@@ -144,6 +149,12 @@ def one_sided_log_z(log: Any) -> Any:
         f"{_longer(log)}, or {'a larger --look' if _number(row.get('beta')) else 'a smaller reward exponent'}; "
         "do not compare this log Z with another run's",
     )
+
+
+def _range(log: Any, row: dict[str, Any]) -> float:
+    """Nats between random objects and the best asked, where the reward is found while training; else 0."""
+    beta, best, first = row.get("beta"), row.get("top_asked"), _first(log, row)
+    return beta * (best - first) if _number(beta) and _number(best) and first is not None else 0.0  # type: ignore[operator]
 
 
 def _first(log: Any, row: dict[str, Any]) -> float | None:
