@@ -262,6 +262,19 @@ def test_each_way_to_fail_over_a_long_space_is_named(look, finding):
     assert finding not in names(of_designs(**look, tv=0.01, excess_tv=0.01), LONG)  # the exact law says it better
 
 
+def test_a_collapse_onto_one_object_is_found_in_a_listed_space_too():
+    """57 % of the probability on one of many objects: KL(target || learned) is below a nat, and the total variation is not."""
+    one = {"distinct": 0.05, "commonest": 0.57}
+    assert "repeated_draws" in names(of_designs(**one), LONG)
+    collapsed = of_designs(**one, tv=0.56, excess_tv=0.56, kl_target_model=0.84, kl_model_target=4.9)
+    assert names(collapsed, LONG) == ["repeated_draws"]
+    assert names(of_designs(**one, tv=0.02, excess_tv=0.02), LONG) == []  # the target asks for it
+    assert names(of_designs(distinct=0.03, commonest=0.05, tv=0.4, excess_tv=0.4), LONG) == []  # a small space
+    unknown = of_designs(**one)
+    del unknown[-1]["samples"]
+    assert names(unknown, LONG) == ["repeated_draws"]
+
+
 def test_the_best_kept_for_ever_are_not_stale():
     train = {"objective": "logvar", "replay": 0.5, "batch": 64, "replay_size": 100_000}
     rows = [{**r, "step": 20 * r["step"]} for r in of_designs()]

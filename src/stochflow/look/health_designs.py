@@ -37,18 +37,23 @@ def _listed(row: dict[str, Any]) -> bool:
 
 
 def repeated_draws(log: Any) -> Any:
-    """Most of a sample is a handful of objects."""
+    """Most of a sample is a handful of objects; where the law is listed, one object that the target does not ask for."""
     row = log.ended
     distinct, most, samples = row.get("distinct"), row.get("commonest"), row.get("drawn", row.get("samples"))
-    if _listed(row) or not _number(distinct) or not _number(samples) or samples < ENOUGH:
+    if not _number(distinct) or (_number(samples) and samples < ENOUGH):
         return None
-    if distinct >= REPEATS and not (_number(most) and most > COMMONEST):
+    alone = _number(most) and most > COMMONEST
+    if _listed(row):  # a small space repeats itself, and a target may lie on one object
+        wrong = row["excess_tv"] if _number(row.get("excess_tv")) else row["tv"]
+        if not alone or wrong <= most / 2:
+            return None
+    elif distinct >= REPEATS and not alone:
         return None
-    one = f", and {most:.0%} are one and the same" if _number(most) and most > COMMONEST else ""
+    one = f", and {most:.0%} are one and the same" if alone else ""
     return log.find(
         "repeated_draws",
         "serious",
-        f"only {distinct:.1%} of {samples} draws are different objects{one}",
+        f"only {distinct:.1%} of {samples if _number(samples) else 'the'} draws are different objects{one}",
         "The probability lies on a handful of objects, whatever else is worth having.",
         "--search population or --replay-rank, more exploration (--explore 0.3 --explore-tau 1000), or a smaller reward exponent",
     )
