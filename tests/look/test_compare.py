@@ -170,6 +170,8 @@ def test_laws_of_another_sharpness_are_not_compared_by_figures_of_the_law(make_r
         "Their rewards are not equally sharp (beta 50, 352.50)",
         "They asked the oracle about 500, 700 different objects",
     ]
+    few = compare([run("a3", 0, apart_asked=0.4, apart_count=100), run("c3", 0, apart_asked=0.5, apart_count=7)])
+    assert [w for w in few.warnings if w.endswith("the mean is of these alone: c3 (7).")]
 
 
 def test_the_page_holds_together(make_run, tmp_path):

@@ -261,6 +261,10 @@ def _warnings(arms: Sequence[Arm]) -> list[str]:
         found.append(
             f"They asked the oracle about {', '.join(map(number, calls))} different objects: the more, the better the best are."
         )
+    few = {r.name: r.last["apart_count"] for r in runs if _is_few(r.last.get("apart_count"))}
+    if few:
+        each = ", ".join(f"{name} ({count})" for name, count in few.items())
+        found.append(f"Fewer than 100 of what was asked are at a distance, and the mean is of these alone: {each}.")
     going = [r.name for r in runs if not r.done]
     if going:
         found.append(f"Not finished, so compared by its last look: {', '.join(going)}.")
@@ -270,6 +274,10 @@ def _warnings(arms: Sequence[Arm]) -> list[str]:
 def _betas(arms: Sequence[Arm]) -> list[float | None]:
     """The sharpness of each run's reward, different ones alone; None where it is a setting of the task."""
     return _different([r for a in arms for r in a.runs], "beta")
+
+
+def _is_few(count: Any) -> bool:
+    return isinstance(count, int) and count < 100
 
 
 def _different(runs: Sequence[RunFiles], key: str) -> list[float | None]:
