@@ -331,6 +331,34 @@ def test_rivals_meet_objects_without_a_score_as_the_run_does(tmp_path, word):
         assert math.isfinite(row["top_asked"])
 
 
+class Silent(Counting):
+    """Has a score for the first so many objects alone."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most = most
+
+    def __call__(self, texts):
+        known = len(self.asked)
+        return [s if known + i < self.most else None for i, s in enumerate(super().__call__(texts))]
+
+
+def test_rivals_ask_about_nothing_twice_and_stop_nothing(tmp_path):
+    """Two that begin with the same random objects share the answers; the end of a run is written though an object has no score."""
+    oracle = Silent(260)
+    done = stochflow.train(
+        stochflow.strings_task(oracle, "ACGT", 20),
+        out=tmp_path / "run",
+        oracle_calls=200,
+        beside="ga,random,mcmc",
+        **small(net="mlp"),
+    )
+    answered = oracle.asked[: oracle.most]
+    assert len(oracle.asked) > len(answered) == len(set(answered))
+    assert not set(answered) & set(oracle.asked[oracle.most :])
+    assert {row["calls"] for row in done.summary["beside"].values()} == {done.summary["oracle_calls"]}
+
+
 class Breaks:
     """Answers so many texts, one call after the other, and then is interrupted."""
 

@@ -37,18 +37,25 @@ def check_beside(words: str, env: Any) -> None:
 
 
 def beside(task: Task, names: list[str], calls: int, seed: int, folder: Path, start: Tensor | None) -> dict[str, Any]:
-    """The figures of each rival after as many calls; their answers are kept in the folder and cost oracle calls of their own."""
+    """The figures of each rival after as many calls; their answers are kept in the folder and cost oracle calls of their own.
+
+    What the run or an earlier rival has asked about is not asked again. An object without a score stops none of them: the
+    run has ended, and its figures are still to be written.
+    """
     found: dict[str, Any] = {}
+    earlier: dict[str, float] = {}
     for name in names:
         oracle: Any = task.oracle
         if isinstance(oracle, Cached):
             own = Cached(oracle.oracle, folder / f"oracle.{name}.jsonl")
-            own.on_nan = oracle.on_nan
-            own.also(oracle.known)  # what is known is not asked again, and counts all the same
+            own.on_nan = "skip" if oracle.on_nan == "stop" else oracle.on_nan
+            own.also(earlier | oracle.known)  # what is known is not asked again, and counts all the same
             oracle = own
         with forked(seed, torch.device("cpu")):
             asker = Asker(task.env, oracle, calls, start)
             RIVALS[name](asker)
+        if isinstance(oracle, Cached):
+            earlier |= oracle.known
         objects, scores = asker.answers()
         order = scores.argsort(descending=True, stable=True)[: int(scores.isfinite().sum())]
         row = figures_of(task.env, objects[order], scores[order].float()) | {"calls": len(scores)}
@@ -61,5 +68,5 @@ def _sentence(row: dict[str, Any]) -> str:
         return "no object had a score"
     return (
         f"best {row['best_asked']:.4g}, mean of the 100 best {row['top_asked']:.4g}, "
-        f"of the 100 best at distance {row['apart_distance']} {row['apart_asked']:.4g}"
+        f"of the {row['apart_count']} best at distance {row['apart_distance']} {row['apart_asked']:.4g}"
     )
