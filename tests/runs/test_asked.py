@@ -359,6 +359,28 @@ def test_rivals_ask_about_nothing_twice_and_stop_nothing(tmp_path):
     assert {row["calls"] for row in done.summary["beside"].values()} == {done.summary["oracle_calls"]}
 
 
+def test_a_final_look_without_any_score_ends_the_run_and_is_told(tmp_path):
+    oracle = Silent(150)
+    done = stochflow.train(
+        stochflow.strings_task(oracle, "ACGT", 20),
+        out=tmp_path / "run",
+        oracle_calls=160,
+        on_nan="skip",
+        look=10,
+        **small(net="mlp"),
+    )
+    assert done.summary["unscored"] is True
+    assert done.summary["without_score"] >= 10
+    assert "elbo" not in done.summary
+    with (tmp_path / "run" / "samples.csv").open() as file:
+        assert {row["origin"] for row in csv.DictReader(file)} == {"asked"}
+    run = RunFiles.read(tmp_path / "run")
+    assert run.done
+    found = diagnose(run.rows, run.config.to_dict())
+    assert [f.name for f in found] == ["far_below_the_best"]
+    assert "no object that was drawn at the end has a score" in page_of([run]).lower()
+
+
 class Breaks:
     """Answers so many texts, one call after the other, and then is interrupted."""
 

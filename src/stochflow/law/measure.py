@@ -139,8 +139,12 @@ class Yardstick:
         with forked(seed, self.device):
             traj = walk(Request(task, policy, self.samples)).trajectories
             if self.exact or self.fast or final:
-                traj = scored(task, traj)
-                each |= self._from_sample(policy, traj)
+                found = task.oracle(traj.states[-1]).to(traj.score)
+                if bool(found.isnan().all(1).any()):  # of some seed nothing drawn has a score: there is no figure of it
+                    traj, known["unscored"] = traj._replace(score=found), True
+                else:
+                    traj = with_scores(traj, found)
+                    each |= self._from_sample(policy, traj)
             if not task.channel.exact and not isinstance(dynamics, Known):
                 fit = metrics.dynamics_report(env, dynamics, task.channel, traj)
                 each |= {

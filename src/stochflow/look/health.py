@@ -109,7 +109,9 @@ class _Log:
         self.rows = [r for r in rows if isinstance(r.get("step"), int)]
         self.train: dict[str, Any] = config.get("train", {})
         self.task: dict[str, Any] = config.get("task", {})
-        self.looks = [r for r in self.rows if _number(r.get("elbo")) or _number(r.get("tv"))]
+        self.looks = [
+            r for r in self.rows if _number(r.get("elbo")) or _number(r.get("tv")) or r.get("unscored") is True
+        ]
 
     @property
     def step(self) -> int:

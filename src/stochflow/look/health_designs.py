@@ -62,6 +62,14 @@ def repeated_draws(log: Any) -> Any:
 def far_below_the_best(log: Any) -> Any:
     """The best objects asked about are far better than anything the policy draws."""
     row = log.ended
+    if row.get("unscored") is True:
+        return log.find(
+            "far_below_the_best",
+            "warning",
+            "no object that was drawn at the end has a score",
+            "The policy draws objects that the oracle has no score for; what the search found stands in samples.csv as asked.",
+            f"{_longer(log)}, rules that leave such objects out, or a larger --look",
+        )
     first, best = _first(log, row), row.get("top_asked")
     drawn, words = row.get("top_score"), "the 100 best draws"
     if _number(row.get("samples")) and row["samples"] < 2 * TOP:  # too few draws to have a best part

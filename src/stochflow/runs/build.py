@@ -296,7 +296,7 @@ class Experiment:
         t = self.config.train
         with self.trainer.averaged():
             each, known, self.drawn = self.yardstick.measure(self.policy, self.dynamics, self._look_seed(), final)
-            if (final or self.yardstick.exact or self.yardstick.fast) and "log_flow" in self.trainer.objective.needs:
+            if "elbo" in each and "log_flow" in self.trainer.objective.needs:
                 each |= residual_parts(self.task, self.policy, self.dynamics, self.drawn)
         each["log_z_learned"] = self.trainer.stats["log_z_learned"]
         if final or self.yardstick.floor_is_quick:
@@ -385,7 +385,7 @@ class Experiment:
     def best_designs(self) -> list[dict[str, Any]]:
         """The best different objects ever asked about, then the best of those last drawn (`origin` says which), by score."""
         with self.trainer.averaged():
-            drawn = self._ordered(self.rows(self.drawn))
+            drawn = self._ordered([r for r in self.rows(self.drawn) if not math.isnan(r["score"])])
             found = best_asked(self.task, self.trainer.source, DESIGNS)
             asked = [] if found is None else self._ordered(self.rows(self._as_trajectories(*found)))
         asked, drawn = (with_prospects(self.task.oracle, rows) for rows in (asked, drawn))
