@@ -381,6 +381,17 @@ def test_a_final_look_without_any_score_ends_the_run_and_is_told(tmp_path):
     assert "no object that was drawn at the end has a score" in page_of([run]).lower()
 
 
+def test_an_oracle_that_answers_at_once_is_held_against_random_strings_too(tmp_path):
+    """The shipped peptides: a policy that hardly moves is no better than these, and the report says what random search finds."""
+    quick = small(net="mlp", steps=8, look=200, lr=1e-9, batch=24, replay=0.5, children=6, oracle_calls=0)
+    done = stochflow.train("peptide", out=tmp_path / "run", search="population", **quick)
+    assert done.summary["random_count"] == 500
+    assert done.summary["random_error"] < 0.05
+    assert [s for s in remarks(done.summary) if "as estimated from 500 random objects" in s]
+    run = RunFiles.read(tmp_path / "run")
+    assert "no_better_than_uniform" in {f.name for f in diagnose(run.rows, run.config.to_dict())}
+
+
 class Breaks:
     """Answers so many texts, one call after the other, and then is interrupted."""
 
@@ -478,6 +489,8 @@ def test_what_random_search_finds_is_estimated_from_few_random_objects():
         found = torch.tensor([best_of_many(row, calls) for row in scores]).mean()
         truth = torch.randn(40, calls).topk(100).values.mean()
         assert float(found) == pytest.approx(float(truth), abs=tolerance)
+    even = torch.rand(4000, dtype=torch.float64)  # of many the best are seen, and no tail is drawn beyond them
+    assert 0.97 < best_of_many(even, 10_000) < 1
 
 
 def test_what_would_only_fail_at_the_end_is_refused_at_the_door(tmp_path):

@@ -40,7 +40,7 @@ def remarks(found: dict[str, Any]) -> list[str]:
     if "random" not in rivals and _positive(found.get("random_count")) and found.get("top_asked") is not None:
         said.append(
             f"Beside it, random search with as many oracle calls: mean of the 100 best about {number(found.get('random_top'))}, "
-            f"as estimated from the first {number(found['random_count'])} objects, which are random."
+            f"as estimated from {number(found['random_count'])} random objects."
         )
     for name, row in rivals.items():
         if isinstance(row, dict) and isinstance(row.get("sentence"), str):

@@ -11,18 +11,23 @@ from torch import Tensor
 
 from stochflow.errors import UserError
 from stochflow.files.reading import read_text
+from stochflow.law.measure import forked
 from stochflow.runs.config import Train
 from stochflow.scores.oracles import Cached
-from stochflow.training.search.paths import legal_letters
+from stochflow.training.search.paths import legal_letters, random_strings
 from stochflow.training.search.pool import apart
 from stochflow.training.search.population import default_distance
 from stochflow.training.search.replay import RankReplay
+from stochflow.training.search.variation import Letters
 from stochflow.training.sources import Source
 from stochflow.types import Task
 from stochflow.worlds.strings import Strings
 
 BEST = 100  # designs a person looks at
 DOOR = 16  # random objects that a user's oracle is tried on before training
+RANDOM = 10_000  # objects drawn at most to see what random ones score, where asking costs nothing,
+LEAST = 500  # and at least
+SEEN = 20  # of the best, from which their mean is taken as it is
 AMONG = 5000  # of the best, among which those at a distance are looked for
 
 
@@ -56,26 +61,46 @@ def figures(task: Task, source: Source) -> dict[str, Any]:
     return {} if found is None else figures_of(task.env, *found)
 
 
-def random_figures(oracle: Any, train: Train, at_the_door: bool) -> dict[str, float]:
+def random_figures(task: Task, train: Train, at_the_door: bool, calls: int) -> dict[str, float]:
     """Of random objects, as the first ones asked about were: the mean score, its standard error, and what random search finds.
 
     `random_top` estimates the mean of the 100 best of as many random objects as were paid for; {} where there are none.
     Those asked at the door come first, then the first batch: all of it, so that the order of several workers' answers
-    does not matter. It is random where no known object is in it.
+    does not matter. It is random where no known object is in it. An oracle that is a tensor function is asked about others,
+    which are not counted.
     """
+    oracle = task.oracle
     if not isinstance(oracle, Cached):
-        return {}
+        return _random_of(task, calls)
     first = 0 if train.start else (train.batch - round(train.replay * train.batch)) * train.seeds
     count = (DOOR if at_the_door else 0) + first
     scores = torch.tensor(list(oracle.met.values())[:count], dtype=torch.float64).sort().values
     if len(scores) < DOOR // 2:
         return {}
+    calls = len(oracle.met.keys() - oracle.free)  # `paid` is ahead after a resume
+    return _as_figures(scores, calls, max(oracle.met.values()))
+
+
+def _as_figures(scores: Tensor, calls: int, best: float) -> dict[str, float]:
+    """`best` was seen: an estimate from a tail does not go beyond."""
     return {
         "random_score": float(scores.mean()),
         "random_error": float(scores.std() / len(scores) ** 0.5),
-        "random_top": best_of_many(scores, len(oracle.met.keys() - oracle.free)),  # `paid` is ahead after a resume
+        "random_top": min(best_of_many(scores, calls), best),
         "random_count": len(scores),
     }
+
+
+def _random_of(task: Task, calls: int) -> dict[str, float]:
+    """The same of strings drawn for it, the same ones every time; {} where there are none to draw."""
+    env = task.env
+    if not isinstance(env, Strings) or env.contexts is not None or not getattr(task.oracle, "on_device", False):
+        return {}
+    letters = Letters(env.tokens, env.length, env.length if env.min_length is None else max(1, env.min_length))
+    with forked(0, torch.device("cpu")):
+        drawn = random_strings(env, letters, max(LEAST, min(calls, RANDOM)))
+    scores = task.oracle(drawn).double().sort().values
+    return _as_figures(scores, calls, float(scores[-1])) if bool(scores.isfinite().all()) else {}
 
 
 def best_of_many(scores: Tensor, calls: int) -> float:
@@ -83,7 +108,7 @@ def best_of_many(scores: Tensor, calls: int) -> float:
     share = min(1.0, BEST / max(1, calls))
     ordered = scores.sort(descending=True).values
     count = max(1, len(scores) // 4)
-    if share * len(scores) >= count:
+    if share * len(scores) >= min(count, SEEN):
         return float(ordered[: round(share * len(scores))].mean())
     start = float(ordered[count - 1])
     excess = float(ordered[:count].mean()) - start

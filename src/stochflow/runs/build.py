@@ -315,7 +315,8 @@ class Experiment:
                 known["from_cache"] = len(self.task.oracle.free)
         known |= figures(self.task, self.trainer.source)
         if not self.yardstick.exact:
-            known |= random_figures(self.task.oracle, t, isinstance(self.config.task, UserTask))
+            at_the_door = isinstance(self.config.task, UserTask)
+            known |= random_figures(self.task, t, at_the_door, int(self.trainer.oracle_calls))
         if isinstance(self.task.reward, Sharpening):
             known["beta"] = float(self.task.reward.beta)
         return {"step": self.trainer.steps_done, **summarise(each, known)}
