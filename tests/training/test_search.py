@@ -9,6 +9,7 @@ import torch
 
 from stochflow.errors import UserError
 from stochflow.law.exact import Graph, exact_law, target_law
+from stochflow.law.measure import Yardstick
 from stochflow.law.metrics import l1
 from stochflow.learn.evaluate import evaluate
 from stochflow.learn.objectives import DetailedBalance, LogVariance, TrajectoryBalance
@@ -18,7 +19,7 @@ from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
 from stochflow.scores.oracles import Host, Table
-from stochflow.scores.rewards import Power, Sharpening
+from stochflow.scores.rewards import Linear, Power, Sharpening
 from stochflow.training.ahead import Ahead
 from stochflow.training.search.local import LocalSearch
 from stochflow.training.search.paths import code, legal_letters, random_strings, ways_to
@@ -462,6 +463,30 @@ def test_a_dead_end_is_found_before_training_and_refused_at_the_first_object():
     with pytest.raises(UserError, match=r"ended at 'AC', state \[0, 1, 3, 3, 3\]"):
         oracle(torch.tensor([[0, 0, 0, 0, 0], [0, 1, 3, 3, 3]]))
     assert asked == []
+
+
+def test_a_dead_end_under_a_tensor_oracle_is_refused_at_the_first_look_that_meets_it():
+    """Nothing is asked in Python there, and random walks at the door may miss it."""
+
+    class Rare(Strings):
+        """After CC at the beginning nothing may follow."""
+
+        def moves(self, state):
+            trapped = (self.lengths(state) == 2) & (state[..., :2] == 1).all(-1)
+            return super().moves(state) & ~trapped.unsqueeze(-1)
+
+    class Share:
+        on_device, calls = True, 0
+
+        def __call__(self, state):
+            return (state == 1).float().mean(-1)
+
+    env = Rare("ACGT", 30)
+    task = Task(env, Exact(), Share(), Linear(1.0))
+    policy = Policy(env, MLP(8, 1))
+    look = Yardstick(task, torch.device("cpu"), samples=500)
+    with pytest.raises(UserError, match=r"a way ended at 'CC', state \[1, 1, 4, .* is unfinished"):
+        look.measure(policy, Known(env, task.channel), seed=0)
 
 
 def test_random_strings_under_rules_are_uniform_among_those_that_meet_them():

@@ -28,7 +28,7 @@ from stochflow.learn.evaluate import evaluate
 from stochflow.learn.rollout import backward_rollout
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Dynamics, Known
-from stochflow.scores.oracles import Cached, Host
+from stochflow.scores.oracles import Cached, Host, refuse_unfinished
 from stochflow.training.search.paths import code
 from stochflow.types import Task, Trajectories, plain
 from stochflow.worlds.env import Enumerable
@@ -138,6 +138,7 @@ class Yardstick:
         known: dict[str, Any] = {"samples": self.samples}
         with forked(seed, self.device):
             traj = walk(Request(task, policy, self.samples)).trajectories
+            refuse_unfinished(env, traj.states[-1])  # as an oracle in Python does; a tensor function scores anything
             if self.exact or self.fast or final:
                 found = task.oracle(traj.states[-1]).to(traj.score)
                 if bool(found.isnan().all(1).any()):  # of some seed nothing drawn has a score: there is no figure of it

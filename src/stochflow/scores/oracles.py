@@ -154,16 +154,21 @@ class Host(TextOracle):
 
 def finished_texts(env: Any, state: Tensor) -> list[str]:
     """The texts of finished objects; an unfinished one is refused before anybody pays for it."""
+    refuse_unfinished(env, state)
+    return env.decode(state)
+
+
+def refuse_unfinished(env: Any, state: Tensor) -> None:
+    """UserError, with the state, where an object [..., D] ended though its environment says that it is unfinished."""
     find = getattr(env, "unfinished", None)
     short = None if find is None else find(state)
-    texts = env.decode(state)
     if short is not None and bool(short.any()):
-        place = int(short.flatten().nonzero()[0])
+        first = state.reshape(-1, state.shape[-1])[int(short.flatten().nonzero()[0])]
+        text = f"{env.decode(first.unsqueeze(0))[0]!r}, " if hasattr(env, "decode") else ""
         raise UserError(
-            f"a way ended at {texts[place]!r}, state {state.reshape(-1, state.shape[-1])[place].tolist()}, which is unfinished "
-            f"under {env!r}: let moves() keep to what can still be completed"
+            f"a way ended at {text}state {first.tolist()}, which is unfinished under {env!r}: "
+            "let moves() keep to what can still be completed"
         )
-    return texts
 
 
 def _number(text: str, value: Any) -> float:
