@@ -233,6 +233,15 @@ def test_steps_that_were_chosen_for_the_task_are_not_taken_for_an_unfinished_cel
     assert sweeps.run_cell(str(tmp_path / "cell"), config, {"steps"})["summary"]["step"] == 3
 
 
+@pytest.mark.parametrize(
+    ("summary", "by"), [({"beta": 30.0}, "top_asked"), ({}, "elbo"), ({"beta": 30.0, "tv": 0.1}, "tv")]
+)
+def test_cells_that_find_a_law_of_their_own_are_not_sorted_by_its_elbo(tmp_path, summary, by):
+    made = sweeps.Sweep(tmp_path, configure("tfbind8"), {"lr": [1e-3]}, cells=[sweeps.Cell("0000-lr", {"lr": 1e-3})])
+    sweeps._note(made, made.cells[0], {"summary": {"elbo": 9.0, "top_asked": 0.5, "top_score": 0.4} | summary})
+    assert made.by == by
+
+
 def test_a_figure_is_sorted_in_its_own_direction_and_an_unknown_one_refused(tmp_path):
     assert set(sweeps.LOWER) == {k for k, x in LABELS.items() if x.better < 0}
     assert set(sweeps.HIGHER) == {k for k, x in LABELS.items() if x.better > 0}

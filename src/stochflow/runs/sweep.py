@@ -37,7 +37,8 @@ LOWER = ("excess_tv", "tv", "kl_target_model", "kl_model_target", "log_z_error",
 HIGHER = tuple(
     "elbo spearman modes expected_modes sample_score top_score diversity best_asked top_asked apart_asked".split()
 )
-MAIN = ("excess_tv", "tv", "elbo", "top_score")  # a sweep is about the first that its cells have
+MAIN = ("excess_tv", "tv", "elbo", "top_asked", "top_score")  # a sweep is about the first that its cells have
+AT_EQUAL_BETA = ("elbo",)  # but for these, where every cell finds a target law of its own while it trains
 FOLDER = re.compile(r"\d{4,}-[A-Za-z0-9._-]{1,80}")
 FIXED = ("seed", "seeds", "device", "ranks")  # the same for all cells, so that they are paired by seed
 
@@ -343,7 +344,8 @@ def _note(made: Sweep, cell: Cell, found: dict[str, Any]) -> None:
     cell.failed = found.get("failed")
     summary = found.get("summary", {})
     if not made.by:
-        made.by = next((k for k in MAIN if summary.get(k) is not None), "")
+        apart = AT_EQUAL_BETA if summary.get("beta") is not None else ()
+        made.by = next((k for k in MAIN if summary.get(k) is not None and k not in apart), "")
     value = summary.get(made.by)
     cell.value = value if isinstance(value, (int, float)) and math.isfinite(value) else None
     cell.done = True
