@@ -88,8 +88,9 @@ def read_table(path: str | os.PathLike[str]) -> Table:
         raise UserError(f'{path} has two columns named "{twice[0]}": give each a name of its own')
     for i, row in enumerate(rows):
         if len(row) > len(names) and any(row[len(names) :]):
+            above = ", and delete what stands above the line of names" if len(names) == 1 else ""
             raise UserError(
-                f"line {lines[i]} of {path} has {len(row)} cells, but the header has {len(names)}: quote cells that hold a {mark!r}"
+                f"line {lines[i]} of {path} has {len(row)} cells, but the header has {len(names)}: quote cells that hold a {mark!r}{above}"
             )
     rows = [[*row, *[""] * len(names)][: len(names)] for row in rows]
     comma = mark != "," and any(re.fullmatch(r"-?\d+,\d+", c) for row in rows for c in row)
@@ -183,12 +184,18 @@ def _looks_like_sequences(cells: Iterable[str]) -> bool:
     return bool(words) and sum(c.isalpha() and len(c) >= 3 for c in words) >= 0.8 * len(words)
 
 
+def _looks_like_numbers(cells: Iterable[str]) -> bool:
+    there = [c for c in cells if c.lower() not in MISSING]
+    return bool(there) and sum(bool(re.match(r"[<>≤≥~]?\s*[-+]?\.?\d", c)) for c in there) >= 0.5 * len(there)
+
+
 def _sequence_column(table: Table, asked: str) -> str:
     if asked:
         return _named(table, asked, "--sequence")
     able = [n for n in table.names if _looks_like_sequences(table.column(n))]
+    plain = [n for n in table.names if not _looks_like_numbers(table.column(n))]  # with a gap or a stop in it, too
     for word in SEQUENCE_NAMES:
-        for name in able:
+        for name in [*able, *plain]:
             if name.lower() == word:
                 return name
     spelt = [n for n in able if set("".join(table.column(n)).upper()) <= set("".join(ALPHABETS.values()))]
@@ -207,13 +214,7 @@ def _value_columns(table: Table, sequence: str, asked: list[str]) -> list[str]:
             raise UserError(f'"{sequence}" is the column of the sequences: name a measured one with --value')
         return found
     others = [n for n in table.names if n != sequence and n.lower() not in BESIDE]
-    able = [
-        n
-        for n in others
-        if sum(bool(re.match(r"[<>≤≥~]?\s*[-+]?\.?\d", c)) for c in table.column(n))
-        >= 0.5 * sum(c.lower() not in MISSING for c in table.column(n))
-        and any(c.lower() not in MISSING for c in table.column(n))
-    ]
+    able = [n for n in others if _looks_like_numbers(table.column(n))]
     for word in VALUE_NAMES:
         for name in able:
             if name.lower() == word:
@@ -234,6 +235,8 @@ def _value(table: Table, row: int, name: str) -> float:
         raise UserError(f"{where}, a bound and not a value: write the number, or leave the cell empty")
     if re.fullmatch(r"-?\d+,\d+", text):
         raise UserError(f"{where}: write decimals with a point")
+    if re.fullmatch(r"[-+]?\d{1,3}([,.' ]\d{3})+([.,]\d+)?", text):
+        raise UserError(f"{where}: write numbers without a mark between thousands")
     if NUMBER.match(text):
         raise UserError(f"{where}, a number with a unit: write the number alone, all in one unit")
     raise UserError(f"{where}, which is not a number: leave the cell empty where a well failed")
@@ -265,6 +268,8 @@ def guess_alphabet(texts: Sequence[str], where: Sequence[str] | None = None) -> 
     pure = {name: sum(set(t) <= set(letters) for t in texts) for name, letters in ALPHABETS.items()}
     for name, letters in ALPHABETS.items():
         if used <= set(letters) and (name != "protein" or max(pure["DNA"], pure["RNA"]) < 0.8 * len(texts)):
+            if name == "protein":
+                _not_half_dna(texts, where)
             return letters
     with_t = next((i for i, t in enumerate(texts) if "T" in t), None)
     with_u = next((i for i, t in enumerate(texts) if "U" in t), None)
@@ -275,12 +280,28 @@ def guess_alphabet(texts: Sequence[str], where: Sequence[str] | None = None) -> 
     most = max(("DNA", "RNA", "protein"), key=lambda name: pure[name])
     if max(pure["DNA"], pure["RNA"]) >= 0.8 * len(texts):  # nearly all letters of DNA are amino acids too
         most = "DNA" if pure["DNA"] >= pure["RNA"] else "RNA"
+    rest = ", as most rows are"
+    if 2 * pure[most] < len(texts):  # a gap, a stop or a space in most rows: what their other letters are
+        held = {name: sum(c in letters for t in texts for c in t) for name, letters in ALPHABETS.items()}
+        most = max(ALPHABETS, key=lambda name: held[name] if name == "protein" else 1.2 * held[name])
+        rest = ", as most letters are"
     odd = next(i for i, t in enumerate(texts) if not set(t) <= set(ALPHABETS[most]))
     letter = next(c for c in texts[odd] if c not in ALPHABETS[most])
     raise UserError(
-        f"{where[odd]} has the letter {letter!r} ({texts[odd][:30]}), which is not {most}, as most rows are: "
+        f"{where[odd]} has the letter {letter!r} ({texts[odd][:30]}), which is not {most}{rest}: "
         "mend or delete it, or name all letters with --alphabet"
     )
+
+
+def _not_half_dna(texts: Sequence[str], where: Sequence[str]) -> None:
+    """Peptides are hardly ever spelt in A, C, G and T alone: a part of the rows that is, or a long one, is DNA among them."""
+    pure = [i for i, t in enumerate(texts) if len(t) >= 6 and set(t) <= set("ACGT") and len(set(t)) > 2]
+    if len(pure) >= 0.1 * len(texts) or any(len(texts[i]) >= 15 for i in pure):
+        other = next(i for i, t in enumerate(texts) if not set(t) <= set("ACGT"))
+        raise UserError(
+            f"{where[pure[0]]} looks like DNA ({texts[pure[0]][:30]}) and {where[other]} is protein ({texts[other][:30]}): "
+            "keep rows of one kind, or name all letters with --alphabet"
+        )
 
 
 def spelt(text: str, alphabet: str) -> str:
