@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from stochflow.cli.commands import main
+from stochflow.design import page
 from stochflow.design.campaign import About, Campaign
 from stochflow.design.settings import Ask
 from stochflow.design.store import read_csv
@@ -443,3 +444,25 @@ def test_where_lengths_vary_a_design_of_the_data_s_length_is_counted_in_edits(tm
     for row in rows:
         assert row["distance"] <= 3
         assert row["edits"].split(" edit")[0] in ("1", "2") or len(row["edits"].split()) <= 2
+
+
+def test_a_table_of_an_earlier_campaign_does_not_answer_for_its_designs(tmp_path):
+    lines = [f"r01-{i:03d},{t},{score(t) + 0.01 * (i % 3)}" for i, t in enumerate(TEXTS, 1)]
+    (tmp_path / "lab.csv").write_text("\n".join(["id,peptide,Activity", *lines]) + "\n")
+    campaign = Campaign.new(tmp_path / "plates", tmp_path / "lab.csv")
+    rows = campaign.ask(5, QUICK)
+    assert campaign.pending() == [r["sequence"] for r in rows]
+    assert not any(d.measured for d in page.collect(campaign).designs)
+    told = campaign.tell([{"peptide": r["sequence"], "activity": 0.5} for r in rows[:2]])  # the data's own column
+    assert (told.values, told.extra, told.open) == (2, 0, 3)
+    assert [d.measured for d in page.collect(campaign).designs] == ["0.5", "0.5", "", "", ""]
+
+
+def test_a_well_recorded_twice_is_one_well(lab, tmp_path):
+    campaign = Campaign.new(tmp_path / "plates", lab)
+    rows = campaign.ask(3, QUICK)
+    campaign.tell([{"id": r["id"], "activity": "failed"} for r in rows[:2]])
+    campaign.tell([{"id": rows[0]["id"], "activity": v} for v in (0.3, 0.4)])
+    entry = campaign.history()[1]
+    assert (entry["measured"], entry["failed"], campaign.pending()) == (1, 1, [rows[2]["sequence"]])
+    assert [d.measured for d in page.collect(campaign).designs] == ["0.4", "failed", ""]

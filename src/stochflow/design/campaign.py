@@ -173,7 +173,8 @@ class Campaign:
 
     def pending(self) -> list[str]:
         """Proposed sequences without a value, in the order of proposing."""
-        answered = {r["id"] for r in self.store.measured()} | {r["sequence"] for r in self.store.measured()}
+        rows = self.store.measured()
+        answered = {r["sequence"] for r in rows} | set(by_design(rows))
         return list(
             dict.fromkeys(
                 r["sequence"] for i, r in self._designs().items() if i not in answered and r["sequence"] not in answered
@@ -240,7 +241,7 @@ def _settings(found: Data, about: About, columns: Sequence[Column]) -> Settings:
             f"the wild type {wild[:30]!r} has letters that are not among {found.alphabet}: write it as the data are written"
         )
     return Settings(
-        sequence=about.sequence,
+        sequence=found.sequence,
         columns=tuple(columns),
         alphabet=found.alphabet,
         min_length=low,
@@ -264,6 +265,15 @@ def _features(settings: Settings, known: Sequence[str]) -> Any:
         longest += 2 + longest // 10
         same = False
     return Features(settings.alphabet, longest, same)
+
+
+def by_design(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """What was recorded of each design, by its id, oldest first; ids of other tables may happen to be the same."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if str(row["round"]) not in ("", "0"):
+            found.setdefault(row["id"], []).append(row)
+    return found
 
 
 def fasta(rows: Sequence[Row]) -> str:

@@ -57,6 +57,7 @@ class Data:
     values: np.ndarray  # [N, C] float64
     alphabet: str
     notes: list[str] = field(default_factory=list)
+    sequence: str = ""  # the column that the sequences are from
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
@@ -143,7 +144,7 @@ def read_data(
     check_letters([texts[i] for i in used], letters, [table.line(i) for i in used])
     named = next((n for n in table.names if n.lower() in ("id", "name")), None)
     ids = table.column(named) if named else [f"row {line}" for line in table.lines]
-    return Data([ids[i] for i in used], [texts[i] for i in used], columns, figures[used], letters, notes)
+    return Data([ids[i] for i in used], [texts[i] for i in used], columns, figures[used], letters, notes, at)
 
 
 def enough(data: Data) -> None:

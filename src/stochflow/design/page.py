@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stochflow.design import page_figures as figures
-from stochflow.design.campaign import Campaign
+from stochflow.design.campaign import Campaign, by_design
 from stochflow.design.objectives import hypervolume, pareto
 from stochflow.design.page_template import PAGE, ROWS, STYLE
 from stochflow.design.store import FAILED, OK, Row, read_json
@@ -175,7 +175,8 @@ def _batch(page: Page, campaign: Campaign, folder: Path) -> None:
     gap = figures.distances(texts, texts)
     apart = gap[np.triu_indices(len(texts), 1)]
     if len(apart):
-        page.batch_words = f"{len(texts)} new designs in {len(set(clusters))} clusters; any two differ in at least {int(apart.min())} letters, on average in {apart.mean():.1f}."
+        groups, least = len(set(clusters)), int(apart.min())
+        page.batch_words = f"{len(texts)} new designs in {groups} cluster{'s' if groups > 1 else ''}; any two differ in at least {least} letter{'s' if least > 1 else ''}, on average in {apart.mean():.1f}."
     page.batch_words += expected_words(done, s.columns[0].name)
 
 
@@ -194,7 +195,9 @@ def _how_expected(done: dict[str, Any]) -> str:
 
 
 def _measured_by_id(campaign: Campaign) -> dict[str, Row]:
-    return {r["id"]: r for r in campaign.store.measured()}
+    """The last value of each design; a failure only where there is no value."""
+    recorded = by_design(campaign.store.measured())
+    return {name: sorted(rows, key=lambda r: r["status"] == OK)[-1] for name, rows in recorded.items()}
 
 
 def _design(row: Row, campaign: Campaign, measured: dict[str, Row]) -> Design:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stochflow.design.data import MISSING, Table, check_letters, number, read_table, spelt
+from stochflow.design.data import MISSING, SEQUENCE_NAMES, Table, check_letters, number, read_table, spelt
 from stochflow.design.settings import Settings
 from stochflow.design.store import FAILED, OK, Row
 from stochflow.errors import UserError, did_you_mean
@@ -65,7 +65,8 @@ def taken_in(
         raise UserError(
             f"{source} has neither an id nor a sequence column: keep one of those of proposal.csv beside the values"
         )
-    there = [c for c in columns if c in table.names]
+    at = {c: c if c in table.names else lower.get(c.lower()) for c in columns}
+    there = [c for c in columns if at[c] is not None]
     if not there:
         raise UserError(
             f'{source} has no column "{columns[0]}"{did_you_mean(columns[0], table.names)}: call the measured column as the campaign does'
@@ -91,7 +92,7 @@ def taken_in(
         if design is None:
             _fits(settings, text, where)
             told.extra += 1
-        values = {c: _number(table, i, c, cell[c]) for c in there}
+        values = {c: _number(table, i, c, cell[at[c] or c]) for c in there}
         ordered = text if design is None else design["sequence"]
         made = spelt(cell.get(made_as, ""), settings.alphabet) if made_as else ""
         if made:
@@ -119,7 +120,8 @@ def taken_in(
 def _sequence_name(settings: Settings, table: Table, lower: dict[str, str]) -> str | None:
     if settings.sequence in table.names:
         return settings.sequence
-    return lower.get("sequence") or lower.get("seq")
+    words = ("sequence", "seq") if "id" in lower else SEQUENCE_NAMES
+    return next((lower[word] for word in words if word in lower), None)
 
 
 def _table(source: str, content: bytes) -> Table:
@@ -156,11 +158,12 @@ def joined_rows(
         rows = [r for r in measured if str(r.get("round", "")) == str(number_)]
         mine = [d for d in designs.values() if d["round"] == number_]
         good = [r for r in rows if r["status"] == OK]
+        well = {_well(r, i) for i, r in enumerate(rows) if r["status"] == OK}
         entry: dict[str, Any] = {
             "round": number_,
             "proposed": len(mine),
-            "measured": len(good),
-            "failed": sum(r["status"] == FAILED for r in rows),
+            "measured": len(well),
+            "failed": len({_well(r, i) for i, r in enumerate(rows)} - well),
             "columns": {},
         }
         for column in settings.columns:
@@ -175,6 +178,11 @@ def joined_rows(
             entry["columns"][column.name] = about
         found.append(entry)
     return found
+
+
+def _well(row: Row, at: int) -> Any:
+    """What tells wells apart: of a round their ids, however often one is recorded; each row of the first data is one."""
+    return at if str(row["round"]) == "0" else row["id"]
 
 
 def _inside(rows: Sequence[Row], designs: dict[str, Row], name: str, low: str, high: str) -> list[bool]:
