@@ -9,8 +9,9 @@ td.seq { min-width: min(11ch, 40vw); } .long td.seq { min-width: min(34ch, 48vw)
 .bar { position: relative; display: inline-block; width: 6rem; height: .5rem; background: var(--rule); border-radius: 3px; vertical-align: middle; }
 .bar i { position: absolute; top: 0; bottom: 0; background: var(--c1); opacity: .45; border-radius: 3px; } .bar u { position: absolute; top: -.15rem; bottom: -.15rem; width: 2px; background: var(--ink); }
 .full { grid-column: 1 / -1; } details.page { margin-top: 2rem; } td .note { display: block; } .plate { table-layout: fixed; }
-@media (max-width: 700px) { th.few, td.few { display: none; } td, th { padding: .3rem .45rem; } }
-@media print { th.few, td.few { display: table-cell; } details.page { display: block; } details.page > summary { display: none; } details.page::details-content { content-visibility: visible; block-size: auto; } }
+.seq .phone { display: none; }
+@media (max-width: 700px) { th.few, td.few { display: none; } .seq .phone { display: block; } td, th { padding: .3rem .45rem; } }
+@media print { th.few, td.few { display: table-cell; } .seq .phone { display: none; } details.page { display: block; } details.page > summary { display: none; } details.page::details-content { content-visibility: visible; block-size: auto; } }
 """
 
 PAGE = """{% from "figure" import figure %}{% from "rows" import rows with context %}
@@ -98,7 +99,7 @@ ROWS = """{% macro rows(designs) %}
 <thead><tr><th>well</th><th>design</th>{% for c in page.columns %}<th class="n">{{ c }}</th>{% endfor %}{% if page.shows.exact %}<th class="n">exact</th>{% endif %}{% if page.shows.gc %}<th class="n few">GC</th>{% endif %}<th class="n few">distance</th>{% if page.shows.measured %}<th class="n">measured</th>{% endif %}</tr></thead>
 <tbody>
 {% for d in designs %}
-<tr><td>{{ d.well }}</td><td class="seq">{{ d.sequence|safe }}<span class="note">{{ d.id }}{% if d.role %} · {{ d.role }}{% endif %}{% if d.far %} · beyond the tested distance{% endif %}</span></td>
+<tr><td>{{ d.well }}</td><td class="seq">{{ d.sequence|safe }}<span class="note">{{ d.id }}{% if d.role %} · {{ d.role }}{% endif %}{% if d.far %} · beyond the tested distance{% endif %}{% if d.distance %}<span class="phone">{% if d.gc %}GC {{ d.gc }}, {% endif %}distance {{ d.distance }}</span>{% endif %}</span></td>
 {% for v in d.values %}<td class="n">{{ v.mean }}{% if v.low %}<span class="note">{{ v.low }} to {{ v.high }}</span>{% endif %}</td>{% endfor %}
 {% if page.shows.exact %}<td class="n">{{ d.exact }}{% if d.low %}<span class="note">{{ d.low }}</span>{% endif %}</td>{% endif %}{% if page.shows.gc %}<td class="n few">{{ d.gc }}</td>{% endif %}<td class="n few">{{ d.distance }}</td>{% if page.shows.measured %}<td class="n">{{ d.measured }}</td>{% endif %}</tr>
 {% endfor %}

@@ -227,6 +227,7 @@ def fixed_rows(
     texts = [t for t, _ in fixed]
     rows = [{"sequence": t, "role": role} for t, role in fixed]
     _add_predictions(rows, texts, believed, settings)
+    _add_facts(rows, texts, believed, settings)
     for row in rows:
         before = "measured before, so rounds" if row["sequence"] in measured else "not measured so far; later rounds"
         row["reason"] = f"{row['role']}: {before} can be compared"
@@ -278,8 +279,6 @@ def _described(
     at, far = nearest(texts, known.measured.sequences, aligned=settings.aligned)
     value = np.array([m[3] for m in made])
     groups = batches.clusters(texts, value)
-    chances = believed.synthesis.chance_exact(texts).tolist() if believed.synthesis is not None else None
-    nucleic = set(settings.alphabet) <= set("ACGTU")
     for i, (row, (text, plan, source, worth)) in enumerate(zip(rows, made, strict=True)):
         row["acquisition"] = worth
         row["source"] = source
@@ -287,16 +286,24 @@ def _described(
         row["nearest_measured"] = known.measured.sequences[at[i]]
         row["distance"] = int(far[i])
         row["extrapolates"] = bool(far[i] > model.reach)
+        if len(settings.columns) > 1:
+            row["preference"] = " ".join(f"{w:.3f}" for w in plan.preference)
+        row["reason"] = _reason(row, settings, ask)
+    _add_facts(rows, texts, believed, settings)
+    return rows
+
+
+def _add_facts(rows: list[Row], texts: Sequence[str], believed: Believed, settings: Settings) -> None:
+    """What holds of a sequence whatever the model says."""
+    chances = believed.synthesis.chance_exact(list(texts)).tolist() if believed.synthesis is not None else None
+    nucleic = set(settings.alphabet) <= set("ACGTU")
+    for i, (row, text) in enumerate(zip(rows, texts, strict=True)):
         if nucleic:
             row["gc"] = round(sum(c in "GC" for c in text) / max(len(text), 1), 4)
         if settings.wild_type:
             row["edits"] = edits(settings.wild_type, text, settings.aligned)
         if chances is not None:
             row["chance_exact"] = round(float(chances[i]), 6)
-        if len(settings.columns) > 1:
-            row["preference"] = " ".join(f"{w:.3f}" for w in plan.preference)
-        row["reason"] = _reason(row, settings, ask)
-    return rows
 
 
 def _reason(row: Row, settings: Settings, ask: Ask) -> str:
