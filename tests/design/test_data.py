@@ -34,7 +34,8 @@ def test_columns_are_guessed_where_one_reading_is_possible(tmp_path, name):
 
 def test_semicolons_decimal_commas_and_lower_case_are_read(tmp_path):
     lines = [f"{t.lower()};{0.1 * i:.1f}".replace(".", ",") for i, t in enumerate(GOOD)]
-    found = read_data(table(tmp_path, ["\ufeffsequence;y", *lines]))
+    found = read_data(table(tmp_path, ["\ufeffsequence;y", *lines]), "Sequence", ["Y"])
+    assert found.columns == ["y"]
     assert found.sequences == GOOD
     assert found.values[3, 0] == pytest.approx(0.3)
 
@@ -60,6 +61,7 @@ def test_semicolons_decimal_commas_and_lower_case_are_read(tmp_path):
         ("seq,y", [f"MKLVW*,{v}" for v in (1.5, 0.5, 2.5)], "the letter '\\*' .MKLVW.*which is not protein"),
         ("seq,y", [f"{t[:4]} {t[4:]},0.4" for t in GOOD], "the letter ' ' .*which is not DNA"),
         ("seq,y", [f'{t},"1,{i}00.5"' for i, t in enumerate(GOOD, 1)], "without a mark between thousands"),
+        ("seq,y", rows([f"{i}e300" for i in (1, 5, 2, 7, 3, 8, 4, 9, 6)]), "another unit"),
         ("# of a reader", ["seq,y", *rows()], "delete what stands above"),
         ("seq,y", [*rows(), ",0.5"], "has no sequence"),
         ("seq,y", [*rows(), "ACGTACGG,0,5"], "cells"),

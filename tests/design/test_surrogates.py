@@ -66,6 +66,19 @@ def test_each_kind_learns_and_is_less_sure_far_away(name):
 
 
 @needs_sklearn
+@pytest.mark.parametrize(
+    "name", ["ensemble", "ridge", pytest.param("gp", marks=needs_sklearn), pytest.param("forest", marks=needs_sklearn)]
+)
+@pytest.mark.parametrize("unit", [1e-12, 1e9])
+def test_no_kind_depends_on_the_unit(name, unit):
+    """A dissociation constant in M is 1e-9, whose square a tree would take for no variance at all."""
+    x, y, _ = problem(60)
+    plain, scaled = (surrogate(name).fit(x, y * u, np.arange(60), 0).predict(x[:20]) for u in (1, unit))
+    assert np.allclose(plain.mean, scaled.mean / unit, atol=0.05)
+    assert np.allclose(plain.sd, scaled.sd / unit, atol=0.05)
+    assert np.ptp(plain.mean) > 1
+
+
 def test_draws_of_a_gaussian_process_are_functions():
     """Their mean and sd are the posterior's, and so is the covariance of two sequences: near ones move together, far ones do not."""
     x, y, _ = problem(40)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ class Campaign:
         names = [c.name for c in about.columns]
         found = read_data(data, about.sequence, names, about.alphabet)
         enough(found)
-        columns = about.columns or (Column(found.columns[0], "minimise" if about.minimise else "maximise"),)
+        asked = about.columns or (Column("", "minimise" if about.minimise else "maximise"),)
+        columns = tuple(replace(c, name=name) for c, name in zip(asked, found.columns, strict=True))
         settings = _settings(found, about, columns).check("the new campaign", "give another value")
         wild = settings.wild_type
         if wild and not settings.min_length <= len(wild) <= settings.max_length:

@@ -160,6 +160,11 @@ def enough(data: Data) -> None:
             raise UserError(
                 f'every value in the column "{name}" is {data.values[there, c][0]:g}, so there is nothing to learn: name another with --value'
             )
+        size = float(np.abs(data.values[there, c]).max())
+        if not 1e-100 < size < 1e100:
+            raise UserError(
+                f'the values in the column "{name}" reach {size:g}, which cannot be reckoned with: write them in another unit'
+            )
         for d in range(c):
             both = there & ~np.isnan(data.values[:, d])
             if both.sum() >= LEAST and _same_order(data.values[both, c], data.values[both, d]):
@@ -172,9 +177,9 @@ def enough(data: Data) -> None:
 
 
 def _named(table: Table, name: str, flag: str) -> str:
-    for there in table.names:
-        if there == name:
-            return there
+    same = [n for n in table.names if n == name] or [n for n in table.names if n.lower() == name.lower()]
+    if len(same) == 1:
+        return same[0]
     raise UserError(
         f'{table.path} has no column "{name}"{did_you_mean(name, table.names)}: {flag} takes one of {", ".join(table.names)}'
     )

@@ -103,7 +103,7 @@ def chance_met(columns: Sequence[Column], found: Sequence[Prediction], widths: S
     chance = np.ones(len(found[0].mean))
     for column, p, width in zip(columns, found, widths, strict=True):
         if column.threshold is not None:
-            chance = chance * ndtr(column.sign * (p.mean - column.threshold) / np.maximum(width, 1e-12))
+            chance = chance * ndtr(column.sign * (p.mean - column.threshold) / np.maximum(width, 1e-300))
     return chance
 
 

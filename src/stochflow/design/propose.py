@@ -279,7 +279,7 @@ def _described(
     at, far = nearest(texts, known.measured.sequences, aligned=settings.aligned)
     value = np.array([m[3] for m in made])
     groups = batches.clusters(texts, value)
-    for i, (row, (text, plan, source, worth)) in enumerate(zip(rows, made, strict=True)):
+    for i, (row, (_, plan, source, worth)) in enumerate(zip(rows, made, strict=True)):
         row["acquisition"] = worth
         row["source"] = source
         row["cluster"] = int(groups[i])

@@ -227,16 +227,21 @@ class Forest:
     def fit(self, x: Tensor, y: np.ndarray, groups: np.ndarray, seed: int) -> Fitted:
         from sklearn.ensemble import RandomForestRegressor
 
+        level, size = (
+            float(y.mean()),
+            float(y.std()) or 1.0,
+        )  # a tree stops where the variance is below 1e-16, in any unit
         made = RandomForestRegressor(self.trees, max_features=0.33, min_samples_leaf=2, random_state=seed, n_jobs=1)
-        return _Forest(made.fit(x.numpy(), y))
+        return _Forest(made.fit(x.numpy(), (y - level) / size), level, size)
 
 
 class _Forest:
-    def __init__(self, made: Any):
-        self.made = made
+    def __init__(self, made: Any, level: float, size: float):
+        self.made, self.level, self.size = made, level, size
 
     def predict(self, x: Tensor) -> Prediction:
-        draws = np.stack([tree.predict(x.numpy()) for tree in self.made.estimators_]).astype(np.float64)
+        found = np.stack([tree.predict(x.numpy()) for tree in self.made.estimators_])
+        draws = found.astype(np.float64) * self.size + self.level
         return Prediction(draws.mean(0), draws.std(0, ddof=1), draws)
 
 

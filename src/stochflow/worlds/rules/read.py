@@ -61,7 +61,9 @@ def _rule(cls: type[say.Rule], table: dict[str, Any], wild_type: str | None, at:
         _check(f'{at}: "{key}"', value, str(known[key]))
     if cls is say.EditBudget and "wild_type" not in table:
         if wild_type is None:
-            raise UserError(f"{at} counts edits from a wild type, and none is given: add wild_type")
+            raise UserError(
+                f"{at} counts edits from a wild type, and none is given: add wild_type here, or --wild-type to a campaign"
+            )
         table["wild_type"] = wild_type
     if "positions" in table:
         table["positions"] = _positions(table["positions"], at)
