@@ -136,14 +136,32 @@ def test_from_file_to_file(tmp_path, capsys):
     assert '"log_likelihood"' in capsys.readouterr().out
 
 
+def test_the_alphabet_is_told_by_what_was_ordered(tmp_path, capsys):
+    source = tmp_path / "pairs.csv"
+    source.write_text(
+        "ordered,sequenced\n" + "".join(f"{t},{t}\n" for t in ("MKLVW", "GGHEC", "NQSTY", "AFIDR", "PPPKK"))
+    )
+    assert main(["design", "noise", str(source), "--json"]) == 0
+    assert '"alphabet": "ACDEFGHIKLMNPQRSTVWY"' in capsys.readouterr().out
+    source.write_text("ordered,sequenced\nACGU,ACGU\nACGT,ACGT\n")
+    assert main(["design", "noise", str(source)]) == 2
+    assert "what pair 1 orders is RNA (ACGU) and what pair 2 orders is DNA" in capsys.readouterr().err
+
+
 def test_columns_are_found_or_named(tmp_path):
     path = tmp_path / "pairs.csv"
     path.write_text("design,read\nACGT,AC-T\nacgt,ACGT\n")
     assert read_pairs(path) == (["ACGT", "ACGT"], ["ACT", "ACGT"])
-    path.write_text("id,design,read\n1,ACGT,ACGT\n")
-    with pytest.raises(UserError, match='no column "ordered" but id, design, read: name the right one with --ordered'):
+    path.write_text("id,plan,result\n1,ACGT,ACCT\n")
+    with pytest.raises(UserError, match='no column "ordered" but id, plan, result: name the right one with --ordered'):
         read_pairs(path)
-    assert read_pairs(path, "design", "read") == (["ACGT"], ["ACGT"])
+    assert read_pairs(path, "plan", "result") == (["ACGT"], ["ACCT"])
+    path.write_text("Read,Design\nACCT,ACGT\n")
+    assert read_pairs(path) == (["ACGT"], ["ACCT"])
+    path.write_text("well,observed,expected\nA1,ACCT,ACGT\n")
+    assert read_pairs(path) == (["ACGT"], ["ACCT"])
+    path.write_text("mine,ordered\nACCT,ACGT\n")
+    assert read_pairs(path) == (["ACGT"], ["ACCT"])
     path.write_bytes("\ufeffSequenced;Ordered\r\nACT;ACGT\r\n".encode())
     assert read_pairs(path) == (["ACGT"], ["ACT"])
     path.write_text("ordered,sequenced\nACGT\n")

@@ -18,11 +18,11 @@ class DesignNoise:
 
     pairs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="CSV with one pair a line")]
     ordered: str = ""
-    """column of what was ordered; `ordered`, or the first of two, if nothing is said"""
+    """column of what was ordered; by itself one called ordered, design or expected, or the first of two"""
     sequenced: str = ""
-    """column of what was made; `sequenced`, or the second of two"""
-    alphabet: str = "ACGT"
-    """letters that orders are written in"""
+    """column of what was made; by itself one called sequenced, read or observed, or the second of two"""
+    alphabet: str = ""
+    """letters that orders are written in; DNA, RNA and protein are told apart by themselves"""
     level: float = 0.95
     """of the intervals, each by itself"""
     out: Path | None = None
@@ -34,11 +34,14 @@ class DesignNoise:
 def run(words: list[str]) -> int:
     """The command; returns the exit code."""
     asked = parsed(DesignNoise, words, prog="stochflow design noise")
+    from stochflow.design.data import guess_alphabet
     from stochflow.runs.atomic import write_text
     from stochflow.types import plain
     from stochflow.worlds.pairs import estimate, read_pairs
 
-    found = estimate(*read_pairs(asked.pairs, asked.ordered, asked.sequenced), asked.alphabet, asked.level)
+    ordered, sequenced = read_pairs(asked.pairs, asked.ordered, asked.sequenced)
+    letters = asked.alphabet or guess_alphabet(ordered, [f"what pair {i} orders" for i in range(1, len(ordered) + 1)])
+    found = estimate(ordered, sequenced, letters, asked.level)
     if asked.json:
         print(json.dumps(plain(found._asdict())))
     else:

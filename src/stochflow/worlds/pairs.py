@@ -26,6 +26,8 @@ FILE = 256 * MB  # the most that is read
 ROUNDS = 500  # of expectation and maximisation, at most
 STILL = 1e-9  # change of the mean log-likelihood at which it ends
 NEVER = 1e-6  # expected counts below it are what is left of a start that did not come true
+ORDERED = ("ordered", "order", "designed", "design", "reference", "expected")  # names of columns that need not be named
+SEQUENCED = ("sequenced", "made", "read", "observed")
 SHOWN = 3  # errors of a letter in the summary; all of them are in the table
 AT_ONCE = 1 << 23  # numbers of a table of all ways
 
@@ -91,9 +93,12 @@ def read_pairs(path: str | Path, ordered: str = "", sequenced: str = "") -> tupl
         raise UserError(f"{path} holds no pairs: give a CSV with a line of names and one pair of sequences a line")
     names, found = rows[0], []
     spelt = {name.lower(): name for name in names}
-    if not (ordered or sequenced) and len(names) == 2 and set(spelt) != {"ordered", "sequenced"}:
-        ordered, sequenced = names
-    one, other = (given or spelt.get(name, name) for given, name in ((ordered, "ordered"), (sequenced, "sequenced")))
+    one = ordered or next((spelt[word] for word in ORDERED if word in spelt), "")
+    other = sequenced or next((spelt[word] for word in SEQUENCED if word in spelt), "")
+    if len(names) == 2:  # the one that is left; the first is what was ordered where neither says which it is
+        one = one or next(name for name in names if name != other)
+        other = other or next((name for name in names if name != one), "")
+    one, other = one or ORDERED[0], other or SEQUENCED[0]
     for name, flag in ((one, "--ordered"), (other, "--sequenced")):
         if name not in names:
             raise UserError(
