@@ -333,6 +333,13 @@ def test_contradictions_are_named(rules, lengths, words):
     assert str(refusal.value).count("'") == 2 * len([w for w in words if "'" in w])
 
 
+def test_a_sum_that_multiplies_the_states_asks_for_a_larger_step():
+    words = "'mean hydrophobicity .* multiplies [\\d,]+ joint states .*: give it a larger step, loosen it"
+    with pytest.raises(UserError, match=words):
+        Rules(Charge(1, 3), Hydrophobicity(-1, 0.5)).compile(PROTEIN, 90)
+    assert Rules(Charge(1, 3), Hydrophobicity(-1, 0.5, step=1)).compile(PROTEIN, 90).exact
+
+
 def test_too_many_states_are_refused_by_the_rule_that_multiplies_them():
     rules = Rules(GC(0.4, 0.6, 24), Homopolymer(3), Length(1, 50))
     with pytest.raises(UserError, match=r"'GC 0\.4 to 0\.6 in every 24 letters' needs 16,777,215 states"):

@@ -14,6 +14,7 @@ from torch import Tensor
 from stochflow.errors import UserError
 from stochflow.worlds.rules.automaton import build
 from stochflow.worlds.rules.language import Rule
+from stochflow.worlds.rules.peptides import Summed
 from stochflow.worlds.rules.product import Product, multiply
 from stochflow.worlds.rules.states import MOST_STATES, TooMany
 
@@ -39,8 +40,9 @@ def compile_rules(rules: Rules, alphabet: str, lengths: int | tuple[int, int], a
             product = _product(held, alphabet, (shortest, longest))
         except TooMany as problem:
             if not approximate:
+                wider = "give it a larger step, " if isinstance(problem.rule, Summed) else ""
                 raise UserError(
-                    f"the rule '{problem.rule}' {problem.words}: loosen it, leave it out, or let it be checked after drawing "
+                    f"the rule '{problem.rule}' {problem.words}: {wider}loosen it, leave it out, or let it be checked after drawing "
                     "(--rules-approximate, or approximate=True), without a count and without masks that know of it"
                 ) from None
             held.remove(problem.rule)
