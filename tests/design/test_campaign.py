@@ -107,7 +107,7 @@ def test_a_small_batch_far_below_the_best_is_no_random_one(tmp_path):
     (tmp_path / "lab.csv").write_text("\n".join(["seq,activity", *lines, *outlier]) + "\n")
     campaign = Campaign.new(tmp_path / "plates", tmp_path / "lab.csv")
     campaign.ask(4, Ask(model="ridge", acquisition="ei"))
-    expected = json.loads((tmp_path / "plates/rounds/001/done.json").read_text())["expected"]
+    expected = json.loads((tmp_path / "plates/rounds/001/done.json").read_text())["expected"]["activity"]
     assert expected["this plate"] > expected["genetic algorithm"]
 
 

@@ -48,6 +48,10 @@ def test_a_page_of_long_designs_with_two_columns(tmp_path):
     assert len(page.designs[0].values) == 2
     text = write_page(campaign).read_text()
     assert "hypervolume" in text
+    assert len(re.findall(r"a mean (activity|toxicity) of \S+ of these designs, \S+ of a random plate", text)) == 2
+    campaign.tell([{"id": r["id"], "activity": 0.1, "toxicity": 9} for r in rows])
+    beside = [p for p in collect(campaign).progress if p.key in ("progress-activity", "progress-toxicity")]
+    assert ["genetic algorithm" in p.caption for p in beside] == [True, True]
     assert not re.search(r'(src|href)="(?!#|data:)', text)
     assert "<script" not in text
     away = collect(campaign).designs[1].distance
@@ -169,7 +173,7 @@ def test_a_campaign_is_shown_beside_plates_chosen_without_a_model(small, tmp_pat
     for _ in range(2):
         rows = campaign.ask(12, Ask(model="ridge", acquisition="greedy"))
         campaign.tell([{"id": r["id"], "gc": gc([r["sequence"]])[0]} for r in rows])
-    found = json.loads((tmp_path / "plates/rounds/001/done.json").read_text())["expected"]
+    found = json.loads((tmp_path / "plates/rounds/001/done.json").read_text())["expected"]["gc"]
     assert found["this plate"] > found["genetic algorithm"] > found["random"]
     assert found["random"] == pytest.approx(0.5, abs=0.15)  # half of all letters are G or C
     page = collect(campaign)

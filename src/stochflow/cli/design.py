@@ -264,7 +264,7 @@ def _propose(words: list[str]) -> int:
                 print(f"  too few groups for a {float(level):.0%} interval, so none is given")
     for note in campaign.notes:
         print(one_line(note))
-    said = expected_words(read_json(folder / "done.json"), campaign.settings.columns[0].name).strip()
+    said = expected_words(read_json(folder / "done.json"), [c.name for c in campaign.settings.columns]).strip()
     if said:
         print(one_line(said))
     print(f"{len(rows)} well{'s' if len(rows) > 1 else ''}:")

@@ -177,16 +177,25 @@ def _batch(page: Page, campaign: Campaign, folder: Path) -> None:
     if len(apart):
         groups, least = len(set(clusters)), int(apart.min())
         page.batch_words = f"{len(texts)} new designs in {groups} cluster{'s' if groups > 1 else ''}; any two differ in at least {least} letter{'s' if least > 1 else ''}, on average in {apart.mean():.1f}."
-    page.batch_words += expected_words(done, s.columns[0].name)
+    page.batch_words += expected_words(done, [c.name for c in s.columns])
 
 
-def expected_words(done: dict[str, Any], name: str) -> str:
+def expected_words(done: dict[str, Any], names: Sequence[str]) -> str:
     """The plate beside others of the same size, by the model's own word; empty where nothing was compared."""
+    said = ""
+    for name in names:
+        found = expected_of(done, name)
+        others = " and ".join(f"{value:.3g} of {PLATES[kind]}" for kind, value in found.items() if kind in PLATES)
+        if others and "this plate" in found:
+            said += f" The model expects a mean {name} of {found['this plate']:.3g} of these designs, {others}."
+    return said
+
+
+def expected_of(done: dict[str, Any], name: str) -> dict[str, float]:
+    """What a round's model expected of plates in one column; older rounds have it of their only column."""
     found = dict(done.get("expected") or {})
-    if "this plate" not in found or len(found) < 2:
-        return ""
-    others = " and ".join(f"{value:.3g} of {PLATES[kind]}" for kind, value in found.items() if kind in PLATES)
-    return f" The model expects a mean {name} of {found['this plate']:.3g} of these designs, {others}."
+    own = found.get(name, found)
+    return {kind: value for kind, value in dict(own).items() if isinstance(value, float)}
 
 
 def _how_expected(done: dict[str, Any]) -> str:
@@ -337,8 +346,10 @@ def held_together(part: dict[str, Any]) -> str:
 
 def _progress(page: Page, campaign: Campaign, history: Sequence[dict[str, Any]]) -> None:
     s = campaign.settings
-    expected = {int(f.name): read_json(f / "done.json").get("expected") or {} for f in campaign.store.rounds()}
-    page.progress = [p for p in (figures.progress(history, c.name, c.sign, expected) for c in s.columns) if p]
+    done = {int(f.name): read_json(f / "done.json") for f in campaign.store.rounds()}
+    for c in s.columns:
+        panel = figures.progress(history, c.name, c.sign, {n: expected_of(d, c.name) for n, d in done.items()})
+        page.progress += [panel] if panel else []
     dry = campaign.path / "simulation.json"
     if dry.is_file():
         found = read_json(dry)

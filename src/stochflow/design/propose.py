@@ -117,17 +117,19 @@ def propose(
 
 def _expected(
     settings: Settings, space: Space, known: Known, believed: Believed, texts: Sequence[str], seed: int
-) -> dict[str, float]:
-    """The mean that the model predicts of this plate and of plates chosen without it; of one column alone, else empty."""
-    if len(settings.columns) > 1:
-        return {}
-    values = {
-        t: v for t, v in zip(known.measured.sequences, known.measured.values[:, 0].tolist(), strict=True) if v == v
-    }
+) -> dict[str, dict[str, float]]:
+    """By column, the mean that the model predicts of this plate and of plates chosen without it (of several columns by their
+    own weights, from what has all of them measured)."""
+    z = Scale.of(settings.columns, known.measured.values).values(settings.columns, known.measured.values)
+    worth = utility(z.T, preferences(settings.columns, 1, 0)[0]) if len(settings.columns) > 1 else z[:, 0]
+    values = {t: v for t, v in zip(known.measured.sequences, worth.tolist(), strict=True) if v == v}
     count = min(len(texts), COMPARED)
-    plates = {name: choose(space, values, settings.columns[0].sign, count, seed) for name, choose in CHOICES.items()}
-    found = {"this plate": texts, **plates}
-    return {name: float(believed.predict(plate)[0].mean.mean()) for name, plate in found.items() if plate}
+    plates = {name: choose(space, values, 1.0, count, seed) for name, choose in CHOICES.items() if values}
+    found: dict[str, dict[str, float]] = {c.name: {} for c in settings.columns}
+    for name, plate in {"this plate": texts, **plates}.items():
+        for column, p in zip(settings.columns, believed.predict(plate) if plate else (), strict=False):
+            found[column.name][name] = float(p.mean.mean())
+    return found
 
 
 def _near(score: Any, known: Sequence[str], limit: int, aligned: bool) -> Any:
