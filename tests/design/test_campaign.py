@@ -283,7 +283,7 @@ def test_a_word_that_python_gives_is_checked_too(lab, tmp_path):
         campaign.ask("4", QUICK)  # type: ignore[arg-type]
     assert campaign.store.rounds() == []
     for nothing in ([], None, 5, ["ACGT"]):
-        with pytest.raises(UserError, match="no rows to record"):
+        with pytest.raises(UserError, match="no rows to read"):
             campaign.tell(nothing)
     (tmp_path / "odd.csv").write_text(lab.read_text().replace("activity", "status"))
     with pytest.raises(UserError, match='cannot be called "status"'):
@@ -466,3 +466,35 @@ def test_a_well_recorded_twice_is_one_well(lab, tmp_path):
     entry = campaign.history()[1]
     assert (entry["measured"], entry["failed"], campaign.pending()) == (1, 1, [rows[2]["sequence"]])
     assert [d.measured for d in page.collect(campaign).designs] == ["0.4", "failed", ""]
+
+
+def test_a_table_and_rules_may_be_python_values(lab, tmp_path):
+    from stochflow.design import About, Campaign
+    from stochflow.worlds.rules import GC, EditBudget, Rules
+
+    rows = [{"sequence": t, "activity": score(t) + 0.01 * (i % 3)} for i, t in enumerate(TEXTS)]
+    rules = Rules(GC(0.3, 0.7), EditBudget("ACGTAC", 2))
+    made = Campaign.new(tmp_path / "plates", rows, About(rules=rules))
+    assert "strings meet the rules" in made.notes[-1]
+    found = Campaign.open(tmp_path / "plates")
+    assert Rules.read(found.path / "rules.toml") == rules
+    assert all(rule.meets(d["sequence"], "ACGT") for d in found.ask(6, QUICK) for rule in rules)
+    with pytest.raises(UserError, match=r"about is .*such as About"):
+        Campaign.new(tmp_path / "other", lab, {"minimise": True})
+    with pytest.raises(UserError, match=r"rules is .*such as Rules"):
+        Campaign.new(tmp_path / "other", lab, About(rules=[GC(0.3, 0.7)]))
+    with pytest.raises(UserError, match=r"how is .ridge.*such as Ask"):
+        found.ask(6, "ridge")
+    assert not (tmp_path / "other").exists()
+
+
+def test_tables_of_any_shape_are_recorded(lab, tmp_path):
+    import pandas
+
+    campaign = Campaign.new(tmp_path / "plates", pandas.read_csv(lab))
+    ids = [r["id"] for r in campaign.ask(4, QUICK)]
+    frame = pandas.DataFrame({"id": ids[:3], "activity": [0.1, None, 0.3]}).set_index("id")
+    assert campaign.tell(frame).values == 2
+    assert campaign.tell({"id": ids[3:], "activity": [0.4]}).values == 1
+    with pytest.raises(UserError, match="no rows to read"):
+        campaign.tell({ids[3]: 0.4})

@@ -7,6 +7,7 @@ import math
 import random
 import re
 import tempfile
+import tomllib
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -35,6 +36,7 @@ from stochflow.worlds.rules import (
     Rules,
 )
 from stochflow.worlds.rules.read import KINDS
+from stochflow.worlds.rules.write import rules_text
 from stochflow.worlds.strings import PROTEIN, Strings
 
 
@@ -569,3 +571,13 @@ def test_whatever_a_file_holds_is_compiled_or_refused_in_one_sentence():
             compiled += 1
             assert all(made.broken(t) == [] for t in made.sample(2, torch.Generator().manual_seed(0)))
     assert compiled > 20
+
+
+def test_rules_are_written_as_they_are_read():
+    written = Rules(
+        *DNA_RULES.values(),
+        GC(0.4, 0.6, 5), Fixed("AC", "GT", {4: "A"}), Forbidden(["GAATTC", 'A[CG]"'], "both"), Regex('A.*|"\\\\é', forbid=True),
+        EditBudget("ACGT", 2, indels=True, least=1), Length(3), Charge(-0.5, 1e-6, histidine=0.1),
+        Hydrophobicity(-1, 2, scale={"A": 1.5, "C": -2}, step=0.5),
+    )  # fmt: skip
+    assert set(Rules.parse(tomllib.loads(rules_text(written)))) == set(written)

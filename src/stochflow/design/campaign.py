@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from stochflow.design.data import MOST, Data, Measured, enough, pooled, read_data, spelt
 from stochflow.design.objectives import Column
-from stochflow.design.records import Told, joined_rows, taken_in
+from stochflow.design.records import Told, as_file, joined_rows, taken_in
 from stochflow.design.settings import LONGEST, Ask, Noise, Replicates, Settings
 from stochflow.design.store import FAILED, OK, Row, Store, as_csv, as_json, locked, read_json
 from stochflow.errors import UserError
 from stochflow.files.reading import read_bytes
 
+if TYPE_CHECKING:
+    from stochflow.worlds.rules import Rules
+
+Kind = TypeVar("Kind")
 KEPT = frozenset(("id", "sequence", "round", "status", "made", "recording"))  # columns of every recording
 
 
@@ -47,11 +51,15 @@ class Campaign:
     # making and opening -----------------------------------------------------------------------------------------
 
     @staticmethod
-    def new(path: str | os.PathLike[str], data: str | os.PathLike[str], about: About | None = None) -> Campaign:
-        """A new campaign from a CSV file of measured sequences; columns that are not named in `about` are guessed."""
-        about = about or About()
+    def new(path: str | os.PathLike[str], data: Any, about: About | None = None) -> Campaign:
+        """A new campaign of measured sequences: a CSV file, a table (pandas), or rows as dictionaries. Columns that are not
+        named in `about` are guessed.
+        """
+        about = _is(about or About(), About, "about")
         names = [c.name for c in about.columns]
-        found = read_data(data, about.sequence, names, about.alphabet)
+        source, content = _content(data)
+        with as_file(source, content) as file:
+            found = read_data(file, about.sequence, names, about.alphabet)
         enough(found)
         asked = about.columns or (Column("", "minimise" if about.minimise else "maximise"),)
         columns = tuple(replace(c, name=name) for c, name in zip(asked, found.columns, strict=True))
@@ -64,11 +72,16 @@ class Campaign:
             )
         files: dict[str, bytes] = {}
         if about.rules:
-            files["rules.toml"] = read_bytes(about.rules)
-        if about.rules:
             from stochflow.design.space import Space
+            from stochflow.worlds.rules import Rules
+            from stochflow.worlds.rules.write import rules_text
 
-            space = Space(settings, Path(about.rules))
+            if isinstance(about.rules, (str, os.PathLike)):
+                files["rules.toml"] = read_bytes(about.rules)
+                space = Space(settings, Path(about.rules))
+            else:
+                files["rules.toml"] = rules_text(_is(about.rules, Rules, "rules")).encode()
+                space = Space(settings, about.rules)
             found.notes.append(space.summary)
         rows = [
             {
@@ -80,7 +93,7 @@ class Campaign:
             }
             for i, s, v in zip(found.ids, found.sequences, found.values, strict=True)
         ]
-        store = Store.create(path, settings, files, (rows, str(data), read_bytes(data, MOST)))
+        store = Store.create(path, settings, files, (rows, source, content))
         return Campaign(store, found.notes)
 
     @staticmethod
@@ -96,7 +109,7 @@ class Campaign:
         from stochflow.design import model, propose
         from stochflow.design.space import Space
 
-        how = dataclasses.replace(how or Ask(), batch=n).check()
+        how = dataclasses.replace(_is(how or Ask(), Ask, "how"), batch=n).check()
         with locked(self.path):
             rows, pending, failed = self.store.measured(), self.pending(), self.failed()
             number = self.store.next_round()
@@ -219,7 +232,7 @@ class About:
     alphabet: str = ""
     lengths: tuple[int, int] | None = None
     wild_type: str = ""
-    rules: str = ""
+    rules: str | Rules = ""  # a file, or the rules themselves
     rules_approximate: bool = False
     replicates: Replicates = "mean"
     noise: Noise | None = None
@@ -286,6 +299,12 @@ def fasta(rows: Sequence[Row]) -> str:
     return "".join(out)
 
 
+def _is(value: Any, kind: type[Kind], what: str) -> Kind:
+    if not isinstance(value, kind):
+        raise UserError(f"{what} is {value!r}, but it must be a value such as {kind.__name__}(...)")
+    return value
+
+
 def _or_none(x: float) -> float | None:
     return None if np.isnan(x) else float(x)
 
@@ -296,12 +315,15 @@ def _content(frame: Any) -> tuple[str, bytes]:
         return os.fspath(frame), read_bytes(frame, MOST)
     if hasattr(frame, "to_csv"):
         out = io.StringIO()
-        frame.to_csv(out, index=False)
+        named = any(name is not None for name in frame.index.names)  # the id or the sequence may be the index
+        frame.to_csv(out, index=named)
         return "table.csv", out.getvalue().encode()
     try:
+        if isinstance(frame, Mapping):  # columns by name
+            frame = [dict(zip(frame, row, strict=True)) for row in zip(*frame.values(), strict=True)]
         rows = [dict(r) for r in frame]
     except (TypeError, ValueError):
         rows = []
     if not rows:
-        raise UserError("there are no rows to record: give a CSV file, a table or a list of dictionaries")
+        raise UserError("there are no rows to read: give a CSV file, a table or a list of dictionaries")
     return "table.csv", as_csv(rows)

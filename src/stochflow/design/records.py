@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -125,14 +126,21 @@ def _sequence_name(settings: Settings, table: Table, lower: dict[str, str]) -> s
 
 
 def _table(source: str, content: bytes) -> Table:
+    with as_file(source, content) as file:
+        table = read_table(file)
+    return replace(table, path=source)
+
+
+@contextlib.contextmanager
+def as_file(source: str, content: bytes) -> Iterator[Path]:
+    """The content in a file for as long as it is read; what is wrong with it is said of its source."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / (Path(source).name or "table.csv")
         file.write_bytes(content)
         try:
-            table = read_table(file)
+            yield file
         except UserError as error:
             raise UserError(str(error).replace(str(file), source)) from None
-    return replace(table, path=source)
 
 
 def _number(table: Table, row: int, name: str, text: str) -> float | None:

@@ -13,13 +13,14 @@ from stochflow.design.model import Model, Orders, through
 from stochflow.design.settings import Noise, Settings
 from stochflow.design.surrogates import Prediction
 from stochflow.errors import UserError
+from stochflow.worlds.rules import Rules
 from stochflow.worlds.strings import Strings
 
 
 class Space:
     """`env` builds exactly the strings that `accepts` allows; `summary` says how many, where that is known."""
 
-    def __init__(self, settings: Settings, rules: Path | None):
+    def __init__(self, settings: Settings, rules: Path | Rules | None):
         fixed = settings.min_length == settings.max_length
         self.rules: Any = None
         self.env: Strings
@@ -28,10 +29,8 @@ class Space:
             self.accepts: Callable[[str], bool] = self._plain
             self.summary = f"{finished_count(self.env):.3g} strings" if self.env.length < 200 else ""
             return
-        from stochflow.worlds.rules import Rules
-
         lengths = settings.max_length if fixed else (settings.min_length, settings.max_length)
-        written = Rules.read(str(rules), wild_type=settings.wild_type or None)
+        written = rules if isinstance(rules, Rules) else Rules.read(str(rules), wild_type=settings.wild_type or None)
         self.rules = written.compile(settings.alphabet, lengths, approximate=settings.rules_approximate)
         self.env, self.accepts, self.summary = self.rules.env(), self.rules.accepts, self.rules.summary()
 
