@@ -60,6 +60,29 @@ def test_a_page_of_long_designs_with_two_columns(tmp_path):
     assert longest < 120  # sequences come in groups that can wrap
 
 
+def test_a_batch_may_be_asked_for_under_one_preference(tmp_path):
+    rng = np.random.default_rng(0)
+    texts = list(dict.fromkeys("".join(rng.choice(list("ACGT"), 6)) for _ in range(80)))
+    lines = [f"{t},{t.count('G') + 0.4 * t.count('A')},{t.count('G') + 0.4 * t.count('T')}" for t in texts]
+    (tmp_path / "lab.csv").write_text("\n".join(["sequence,activity,toxicity", *lines]) + "\n")
+    columns = (Column("activity"), Column("toxicity", "minimise"))
+    campaign = Campaign.new(tmp_path / "plates", tmp_path / "lab.csv", About(columns=columns))
+
+    def predicted(**preference):
+        rows = campaign.ask(8, Ask(model="ridge", acquisition="greedy", preference=preference))
+        share = " ".join(f"{preference.get(c.name, 0):.3f}" for c in columns)
+        assert {r["preference"] for r in rows} == {share}
+        return [np.mean([r[f"predicted_{c.name}"] for r in rows]) for c in columns]
+
+    active, harmless, between = predicted(activity=1), predicted(toxicity=1.0), predicted(activity=0.4, toxicity=0.6)
+    assert active[0] > between[0] > harmless[0]
+    assert active[1] > between[1] > harmless[1]
+    assert main(["design", "propose", str(campaign.path), "--preference", "activity=0.5", "toxcity=1"]) == 2
+    for wrong, said in (({"toxcity": 1}, "did you mean"), ({"activity": -1}, "at least 0"), ({}, "at least 0")):
+        with pytest.raises(UserError, match=said):
+            campaign.ask(4, Ask(preference=wrong))
+
+
 def test_differences_are_marked_also_where_lengths_differ():
     assert marked("ACGT", "ACCT") == "<span>AC<b>G</b>T</span>"
     assert marked("ACGTT", "ACGT").count("<b>") == 1

@@ -14,7 +14,7 @@ import tyro
 
 from stochflow.cli import design_noise
 from stochflow.cli.complaints import parsed
-from stochflow.cli.design_words import columns_of, noise_of
+from stochflow.cli.design_words import by_name, columns_of, noise_of
 from stochflow.errors import UserError, did_you_mean, one_line
 from stochflow.files.reading import shown
 
@@ -104,6 +104,8 @@ class Propose:
     """wells that measure the best known sequences again"""
     steps: int = 300
     """training steps of the GFlowNet"""
+    preference: tuple[str, ...] = ()
+    """what counts in this batch alone, as NAME=NUMBER for each of several columns; by default many mixtures around their weights"""
     seed: int | None = None
     """by default made of the campaign's and the round's number"""
     out: Path | None = None
@@ -242,6 +244,8 @@ def _propose(words: list[str]) -> int:
     given = {k: v for k, v in vars(asked).items() if k in names}
     given["controls"] = tuple(c.strip() for c in asked.controls.split(",") if c.strip())
     campaign = Campaign.open(asked.campaign)
+    columns = [c.name for c in campaign.settings.columns]
+    given["preference"] = by_name("--preference", asked.preference, columns) or None
     rows = campaign.ask(asked.batch, Ask(**given))
     if asked.out is not None:
         from stochflow.runs.atomic import write_text

@@ -21,13 +21,13 @@ def columns_of(asked: Any) -> tuple[tuple[Any, ...], bool]:
         raise UserError(
             "a column cannot be both maximised and minimised: say --maximise A --minimise B with different names"
         )
-    weights, limits = _by_name("--weight", asked.weight, names), _by_name("--threshold", asked.threshold, names)
+    weights, limits = by_name("--weight", asked.weight, names), by_name("--threshold", asked.threshold, names)
     goals = {n: "minimise" if n in down or (every_down and n not in up) else "maximise" for n in names}
     made = tuple(Column(n, goals[n], weights.get(n, 1.0), limits.get(n)) for n in names)  # type: ignore[arg-type]
     return made, every_down
 
 
-def _by_name(flag: str, words: tuple[str, ...], names: list[str]) -> dict[str, float]:
+def by_name(flag: str, words: tuple[str, ...], names: list[str]) -> dict[str, float]:
     """NAME=NUMBER words as numbers by name."""
     found = {}
     for word in words:
@@ -42,7 +42,7 @@ def _by_name(flag: str, words: tuple[str, ...], names: list[str]) -> dict[str, f
             raise UserError(f"{flag} names the column {name!r}, but no column is named yet: say --value {name} as well")
         if name not in names:
             raise UserError(
-                f"{flag} names the column {name!r}{did_you_mean(name, names)}, which is not among --value {' '.join(names)}"
+                f"{flag} names the column {name!r}{did_you_mean(name, names)}, which is not among {', '.join(names)}"
             )
         found[name] = number
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,7 +68,7 @@ def propose(
         notes.append(f"what is expected of an order is the mean over {believed.simulated} simulated makings")
     distances: list[int] = []
     plans = _plans(settings, ask, wanted, seed)
-    every, contexts = _goals(settings, plans, seed)
+    every, contexts = _goals(settings, plans, ask, seed)
     scores = [_scorer(settings, scale, believed, plan, ask, known.measured) for plan in every]
     limit = max(2, model.reach) if ask.max_distance is None else ask.max_distance
     scores = [_near(score, known.measured.sequences, limit, settings.aligned) for score in scores]
@@ -149,9 +149,9 @@ def _within(part: Candidates, near: Near) -> Candidates:
     return replace(part, texts=texts, value=part.value[at], source=source, far=part.far + len(part.texts) - len(texts))
 
 
-def _goals(settings: Settings, plans: Sequence[Plan], seed: int) -> tuple[list[Plan], np.ndarray]:
+def _goals(settings: Settings, plans: Sequence[Plan], ask: Ask, seed: int) -> tuple[list[Plan], np.ndarray]:
     """The plans and, with several columns, preferences between them that the policy also learns from; contexts [R, C]."""
-    if len(settings.columns) == 1:
+    if len(settings.columns) == 1 or ask.preference is not None:
         return list(plans), np.eye(len(plans))
     more = preferences(settings.columns, MORE + 1, seed + 1)[1:]
     every = [*plans, *[Plan(w, 0, 0) for w in more]]
@@ -160,10 +160,25 @@ def _goals(settings: Settings, plans: Sequence[Plan], seed: int) -> tuple[list[P
 
 def _plans(settings: Settings, ask: Ask, wanted: int, seed: int) -> list[Plan]:
     """Thompson sampling divides the batch over drawn functions, several columns over preferences; else it is one part."""
-    parts = min(PLANS, wanted) if ask.acquisition == "thompson" or len(settings.columns) > 1 else 1
+    single = len(settings.columns) == 1 or ask.preference is not None
+    parts = min(PLANS, wanted) if ask.acquisition == "thompson" or not single else 1
     wishes = preferences(settings.columns, parts, seed)
+    if ask.preference is not None:
+        wishes = np.tile(_preferred(settings, ask.preference), (parts, 1))
     sizes = [wanted // parts + (i < wanted % parts) for i in range(parts)]
     return [Plan(w, i, n) for i, (w, n) in enumerate(zip(wishes, sizes, strict=True))]
+
+
+def _preferred(settings: Settings, asked: Mapping[str, float]) -> np.ndarray:
+    """[C] the preference that is asked for, with sum 1; columns that it does not name do not count."""
+    names = [c.name for c in settings.columns]
+    for name in asked:
+        if name not in names:
+            raise UserError(
+                f"the preference names the column {name!r}{did_you_mean(name, names)}, but there are {', '.join(names)}"
+            )
+    found = np.array([float(asked.get(name, 0.0)) for name in names])
+    return found / found.sum()
 
 
 def _by_utility(settings: Settings, scale: Scale, measured: Measured) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -162,6 +163,14 @@ def _sound_noise(noise: Noise, letters: int) -> bool:
     )
 
 
+def _check_preference(preference: Any) -> None:
+    fine = isinstance(preference, Mapping) and all(_number(w) and w >= 0 for w in preference.values())
+    if not fine or not sum(preference.values()) > 0:
+        raise UserError(
+            f"the preference is {preference!r}: give a number of at least 0 for each column that counts, as {{'activity': 2, 'toxicity': 1}}"
+        )
+
+
 @dataclass(frozen=True)
 class Ask:
     """How the next batch is chosen."""
@@ -177,8 +186,11 @@ class Ask:
     replicate: int = 0
     steps: int = 300
     seed: int | None = None
+    preference: Mapping[str, float] | None = None  # of columns by name; without it, many around the columns' weights
 
     def check(self) -> Ask:
+        if self.preference is not None:
+            _check_preference(self.preference)
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} must lie between 0 and {2**63 - 1}")
         if not _whole(self.batch) or self.batch < 1 or self.batch > 100_000:
