@@ -47,6 +47,17 @@ def test_a_short_batch_says_what_it_cost():
     assert (free.short, free.distance) == (0, 1)
 
 
+def test_no_distance_is_bought_with_strings_that_would_never_be_drawn():
+    """Sixteen good strings, at most two letters apart, and four far from all that an untrained policy drew."""
+    texts = ["ACGTACGTACGTAC" + a + b for a in "ACGT" for b in "ACGT"] + [16 * c for c in "ACGT"]
+    good = np.linspace(1.0, 0.9, 16)
+    made = spread(texts, np.append(good, [-50.0] * 4), 3, None, set())
+    assert (made.distance, made.short) == (2, 0)
+    assert max(made.chosen) < 16
+    worth_it = spread(texts, np.append(good, [0.8] * 4), 3, None, set())
+    assert worth_it.distance == 3  # a fifth of the length
+
+
 def test_wells_run_over_the_plate_and_on():
     assert wells(96)[:13] == ["A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A12", "B1"]
     assert wells(96)[-1] == "H12"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stochflow.design.features import distances
+from stochflow.design.generate import DEEP, sharpness
 
 ROWS = "ABCDEFGH"
 
@@ -79,13 +80,17 @@ def spread(
     excluded: set[str],
     taken: Sequence[str] = (),
 ) -> Selection:
-    """`select`; where no distance is asked for, the largest of L/5, ..., 2, 1 letters that fills the batch."""
+    """`select`; where no distance is asked for, the largest of L/5, ..., 2, 1 letters that fills the batch, and that without
+    strings so far below the best that the sharpened acquisition would never draw them.
+    """
     if distance is not None:
         return select(texts, value, count, distance, excluded, taken)
     longest = max((len(t) for t in texts), default=1)
+    new = value[[t not in excluded for t in texts]]
+    least = float(new.max()) - DEEP / sharpness(new, count) if len(new) else 0.0
     for step in range(max(1, longest // 5), 0, -1):
         made = select(texts, value, count, step, excluded, taken)
-        if not made.short or step == 1:
+        if step == 1 or (not made.short and (value[made.chosen] >= least).all()):
             return made
     raise AssertionError("the loop ends at 1")
 

@@ -15,6 +15,7 @@ import torch
 from stochflow.worlds.strings import Strings
 
 LISTED = 1 << 17  # finished strings that are listed
+DEEP = 20.0  # nats below the best of the sharpened acquisition from which a string would never be drawn
 Score = Callable[[Sequence[str]], np.ndarray]  # texts -> the acquisition, larger is better
 Near = Callable[[Sequence[str]], np.ndarray]  # texts -> bool: near enough to what is known
 

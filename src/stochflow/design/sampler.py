@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.design.generate import Candidates, Effort, Score, sharpness
+from stochflow.design.generate import DEEP, Candidates, Effort, Score, sharpness
 from stochflow.engines.base import Request
 from stochflow.engines.choose import walk
 from stochflow.learn.buffer import Buffer
@@ -32,7 +32,6 @@ from stochflow.worlds.strings import Strings
 
 BUFFER = 1024  # trajectories replayed
 DRAWS = 20  # strings drawn for each design
-DEEP = 20.0  # nats below the best from which the acquisition falls with its logarithm alone
 BROKEN = 10.0  # nats by which a string that breaks a rule lies below the best one that breaks none
 
 
@@ -48,7 +47,7 @@ class Goal:
 class Acquisitions:
     """beta x (acquisition - its best known value) of every goal, as an oracle over states; each text is scored once a goal.
 
-    What lies `DEEP` below is never ordered, but log EI of a sure model falls with the square of the gap: a random string may have
+    What lies `DEEP` below would never be drawn, but log EI of a sure model falls with the square of the gap: a random string may have
     -10^12 nats, and a policy that is trained on such numbers collapses to one string. There -x becomes DEEP (1 + log(x / DEEP)).
     Texts that break a rule of which the masks know nothing are held below the best by `BROKEN`, or they would be drawn in vain.
     """
