@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import py_compile
 import subprocess
 import sys
 import textwrap
@@ -343,3 +345,40 @@ def test_a_folder_cannot_have_another_file_written(place, capfd, caplog):
                 resume("run", 3, task=task)
     assert precious.read_text() == "export PATH=/bin"
     assert not (place / "new").exists()
+
+
+def test_nothing_beside_a_task_stands_in_for_an_installed_module(place):
+    """In another process: the task is agreed to, what lies beside it under the names of libraries is not run."""
+    assert main(["train", "own_task:make", *QUICK, "--out", "run"]) == 0
+    for name in ("scipy", "numba", "safetensors", "rich", "pandas", "matplotlib"):
+        (place / f"{name}.py").write_text(planted(str(place / "mark")))
+    words = ["eval", "run", "--task", "own_task:make", "--json"]
+    code = f"import sys; sys.path.pop(0)\nfrom stochflow.cli.commands import main\nsys.exit(main({words!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 2
+    assert not (place / "mark").exists()
+
+
+def test_code_that_was_compiled_by_another_is_not_run(run):
+    """What is shown and remembered is the source, and a file in __pycache__ may be compiled from any other."""
+    place = run.parent
+    (place / "other.py").write_text(planted(str(place / "mark")))
+    kept = importlib.util.cache_from_source(str(place / "own_task.py"))
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(place / "other.py"), cfile=kept, invalidation_mode=mode)
+    assert main(["eval", "run", "--task", "own_task:make"]) == 0
+    assert not (place / "mark").exists()
+
+
+def test_a_link_in_the_folder_is_in_the_folder(place, monkeypatch, capfd):
+    (place / "elsewhere.py").write_text(planted(str(place / "mark")))
+    there = place / "sent"
+    there.mkdir()
+    (there / "evil.py").symlink_to(place / "elsewhere.py")
+    (there / "config.json").write_text(json.dumps({"task": {"name": "evil:make"}, "train": {}}))
+    monkeypatch.chdir(there)
+    for more in (["--task", "evil:make"], ["--trust"]):
+        assert main(["train", "--config", "config.json", "--out", "new", *more]) == 2
+        assert "within the run folder" in capfd.readouterr().err
+    assert not (place / "mark").exists()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import Enum
@@ -23,6 +21,7 @@ from stochflow.files.memory import need
 from stochflow.law.modes import tfbind8_modes
 from stochflow.runs import config, trust
 from stochflow.runs.config import BitsTask, GCTask, GridTask, PeptideTask, RNATask, TFBind8Task
+from stochflow.runs.imports import import_user
 from stochflow.scores.data import tfbind8
 from stochflow.scores.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
 from stochflow.scores.oracles import Cached, Host, Table
@@ -332,10 +331,8 @@ def find(spec: str) -> Callable[..., Any]:
     module_name, _, function = spec.partition(":")
     if not trust.SPEC.fullmatch(spec):
         raise UserError(f"{spec!r} names no task function: write it as package.module:function")
-    sys.path[:] = trust.search_path()
-    importlib.invalidate_caches()
     try:
-        module = importlib.import_module(module_name)
+        module = import_user(module_name)
     except ModuleNotFoundError as problem:
         if problem.name is not None and (module_name == problem.name or module_name.startswith(problem.name + ".")):
             raise UserError(

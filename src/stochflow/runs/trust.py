@@ -10,19 +10,20 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
-import importlib.machinery
 import inspect
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stochflow.errors import UserError
 from stochflow.files.reading import Unreadable, one_line, read_json, shown
 from stochflow.runs.config import UserTask
+from stochflow.runs.imports import find_spec, lies_in, search_path
 from stochflow.scores.oracles import Command
 
 SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:function
@@ -124,7 +125,8 @@ def described(task: UserTask, parts: list[Part]) -> str:
 def _place(part: Part) -> str:
     if part.file is None:
         return "nowhere (there is no such module)"
-    return shown(part.file)
+    real = os.path.realpath(part.file) if os.path.islink(part.file) else part.file
+    return shown(part.file) if real == part.file else f"{shown(part.file)} (a link to {shown(real)})"
 
 
 # locating --------------------------------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ def locate(spec: str) -> list[Part]:
             parts.append(Part(module, getattr(loaded, "__file__", None) or "memory (it is imported already)", None))
             path = list(getattr(loaded, "__path__", []))
             continue
-        found = _find(module, search_path() if path is None else path)
+        found = find_spec(module, search_path() if path is None else path)
         if found is None:
             parts.append(Part(module, None, None))
             break
@@ -154,34 +156,7 @@ def locate(spec: str) -> list[Part]:
     return parts
 
 
-def search_path() -> list[str]:
-    """Where a user's modules are looked for: the current folder, unless it lies in a run folder, then Python's path."""
-    here = os.getcwd()
-    return sys.path if here in sys.path or in_run_folder(here) else [here, *sys.path]
-
-
-def in_run_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether this folder is a run folder or lies in one."""
-    real = Path(os.path.realpath(path))
-    return any((p / "config.json").exists() and (p / "checkpoints").is_dir() for p in (real, *real.parents))
-
-
-def _find(module: str, path: list[str]) -> importlib.machinery.ModuleSpec | None:
-    """As an import would find it: the finders are asked, and no module is run."""
-    loaded = getattr(sys.modules.get(module), "__spec__", None)
-    if loaded is not None:
-        return loaded
-    for finder in sys.meta_path:
-        ask = getattr(finder, "find_spec", None)
-        top = "." not in module
-        given = None if top and finder is not importlib.machinery.PathFinder else path
-        found = None if ask is None else ask(module, given)
-        if found is not None:
-            return found
-    return None
-
-
-def _part(module: str, found: importlib.machinery.ModuleSpec) -> Part:
+def _part(module: str, found: ModuleSpec) -> Part:
     origin = found.origin
     if origin is None:  # a namespace package: no code of its own
         return Part(module, f"the folders {', '.join(found.submodule_search_locations or [])}", None)
@@ -202,11 +177,16 @@ def _refuse_inside(parts: list[Part], folder: Path, spec: str) -> None:
     for part in parts:
         if part.file is None or not os.path.isabs(part.file):
             continue
-        if os.path.commonpath([own, os.path.realpath(part.file)]) == own:
+        if lies_in(os.path.realpath(part.file), own) or lies_in(_named_place(part.file), own):
             raise UserError(
                 f"the task {shown(spec)} would be imported from within the run folder ({shown(part.file)}), which is data: "
                 "read it, and move it where your own code lies if you trust it"
             )
+
+
+def _named_place(file: str) -> str:
+    """Where the name lies that a module is imported by, though it may be a link to elsewhere."""
+    return os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
 
 
 # what was trained with -------------------------------------------------------------------------------------------
