@@ -64,6 +64,12 @@ def need_seeds(value: Any) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`' (did you mean "grid"?)'`, or an empty string where nothing is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f' (did you mean "{close[0]}"?)' if close else ""
+    """`' (did you mean "grid"?)'`, or an empty string where nothing is close; the case of letters is no difference."""
+    named = {as_word(name): name for name in known}
+    close = difflib.get_close_matches(as_word(word), list(named), n=1, cutoff=0.5)
+    return f' (did you mean "{named[close[0]]}"?)' if close else ""
+
+
+def as_word(text: str) -> str:
+    """A word however it was written: `SGFN_DB` and `sgfn db` are `sgfn-db`."""
+    return text.strip().lower().replace("_", "-").replace(" ", "-")

@@ -34,6 +34,21 @@ class Shared(Trunk):
         return self.inner(self.env.features(state)).relu()
 
 
+class Plain(nn.Module):
+    """No trunk of ours at all."""
+
+    width, forward = 5, Shared.forward
+
+    def __init__(self, env):
+        super().__init__()
+        self.env, self.inner = env, nn.Linear(env.features(env.initial((1,))).shape[-1], 5)
+
+
+class PlainNet:
+    def build(self, env, gens, context):
+        return Plain(env)
+
+
 class SharedNet:
     def build(self, env, gens, context):
         return Shared(env)
@@ -46,6 +61,13 @@ def test_a_trunk_that_shares_weights_between_seeds_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
     Policy(Grid(2, 3), MLP(4, 1), seeds=(0, 1)).refuse_shared()
     Policy(Grid(2, 3), SharedNet(), seeds=(0,)).refuse_shared()
+
+
+def test_a_module_that_is_no_trunk_is_refused(tmp_path):
+    for seeds in (1, 2):
+        with pytest.raises(UserError, match="the trunk Plain is"):
+            train("grid", side=3, net=PlainNet(), seeds=seeds, out=tmp_path / "run", **QUICK)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_tensor_oracle_that_gives_nan_is_named_with_the_object(tmp_path):
@@ -79,7 +101,8 @@ def test_a_law_of_noise_with_a_past_points_to_the_one_that_takes_it_in():
 
 
 def test_the_names_of_the_literature_are_understood(capsys):
-    for word, meant in (("sgfn-db", "sdb"), ("trajectory-balance", "tb"), ("vargrad", "logvar")):
+    names = {"sgfn-db": "sdb", "SGFN_DB": "sdb", "trajectory balance": "tb", "TB": "tb", "vargrad": "logvar"}
+    for word, meant in names.items():
         with pytest.raises(UserError, match=f'did you mean "{meant}"'):
             train("grid", objective=word)
         assert main(["train", "grid", "--objective", word]) == 2

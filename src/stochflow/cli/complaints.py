@@ -11,7 +11,7 @@ from typing import Any
 
 import tyro
 
-from stochflow.errors import UserError, did_you_mean
+from stochflow.errors import UserError, as_word, did_you_mean
 from stochflow.runs.config import ALIASES
 
 _FRAME = re.compile(r"^[\s╭│╰|+]+|[\s╮│╯|+]+$")
@@ -55,7 +55,7 @@ def sentence(box: str, prog: str) -> str:
     choice = re.match(r"invalid choice '([^']*)' .*Expected one of \((.*)\)", what, re.IGNORECASE)
     if choice:
         known = re.findall(r"'([^']+)'", choice[2])
-        other = ALIASES.get(choice[1])
+        other = ALIASES.get(as_word(choice[1]))
         meant = f' (did you mean "{other}"?)' if other in known else did_you_mean(choice[1], known)
         return f"{what[:1].lower()}{what[1:]}{meant}: `{prog} --help` shows the flags"
     meant = f" (did you mean {' or '.join(dict.fromkeys(near[:3]))}?)" if near else ""

@@ -29,6 +29,7 @@ from stochflow.learn.objectives import (
     SGFNKL,
     Objective,
 )
+from stochflow.nets.layers import Trunk
 from stochflow.nets.policy import Policy
 from stochflow.noise.dynamics import Known
 from stochflow.noise.thought_state import augment, step_memory
@@ -193,6 +194,8 @@ class Experiment:
         )
         self.policy.to(self.device)
         if values.net is not None:
+            what = "derived from stochflow.nets.layers.Trunk, whose weights are stacked as [seeds, ...]"
+            need_kind(f"the trunk {type(self.policy.trunk).__name__}", self.policy.trunk, Trunk, what)
             self.policy.refuse_shared()
         if objective.memory is not None:
             objective.memory.to(self.device)

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from stochflow import __version__
-from stochflow.errors import UserError, did_you_mean
+from stochflow.errors import UserError, as_word, did_you_mean
 from stochflow.runs import ranges
 from stochflow.runs.ranges import check_numbers
 
@@ -536,13 +536,9 @@ def _check_type(what: str, value: Any, hint: Any) -> None:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             words = ", ".join(map(str, get_args(hint)))
-            if ALIASES.get(str(value)) in get_args(hint):
-                raise UserError(
-                    f'{what} is {value!r} (did you mean "{ALIASES[value]}"?), but it must be one of {words}'
-                )
-            raise UserError(
-                f"{what} is {value!r}{did_you_mean(str(value), map(str, get_args(hint)))}, but it must be one of {words}"
-            )
+            alias = ALIASES.get(as_word(str(value)))
+            meant = did_you_mean(alias if alias in get_args(hint) else str(value), map(str, get_args(hint)))
+            raise UserError(f"{what} is {value!r}{meant}, but it must be one of {words}")
         return
     if isinstance(hint, types.UnionType) or get_origin(hint) is Union:
         kinds = get_args(hint)
