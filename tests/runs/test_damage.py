@@ -12,6 +12,7 @@ import torch
 
 from stochflow.cli.commands import main
 from stochflow.errors import UserError
+from stochflow.look.report.files import RunFiles
 from stochflow.runs.folder import DamagedCheckpoint, Run, load_checkpoint, pack
 
 QUICK = ["--steps", "6", "--batch", "4", "--hidden", "4", "--log-every", "2", "--eval-every", "4", "--quiet"]
@@ -88,6 +89,20 @@ def test_a_law_whose_arrays_do_not_go_together_is_left_out(run, monkeypatch):
         np.savez(run / "law.npz", **law | harm)
         assert main(["report", "run"]) == 0
         assert "Left out" in (run / "report.html").read_text()
+
+
+def test_a_law_that_would_take_minutes_to_draw_is_left_out(run, monkeypatch):
+    """Zeros pack well: three kilobytes may hold a histogram of a million bars."""
+    monkeypatch.chdir(run.parent)
+    bars, cells = 10**6, 2000
+    for law in (
+        {"score_edges": np.linspace(0, 1, bars + 1), "score_law": np.zeros((1, bars)), "score_target": np.zeros(bars)},
+        {"grid_law": np.zeros((1, cells, cells)), "grid_target": np.zeros((cells, cells))},
+    ):
+        np.savez_compressed(run / "law.npz", **law)
+        found = RunFiles.read(run)
+        assert not found.law
+        assert len(found.gaps) == len(law)
 
 
 def test_what_is_left_out_stands_on_the_page(run, monkeypatch):

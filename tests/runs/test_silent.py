@@ -18,6 +18,16 @@ from stochflow.worlds.channels import Exact
 from stochflow.worlds.grid import Grid
 from stochflow.worlds.memory import Fatigue
 
+RARE = {
+    "steps": 400,
+    "batch": 64,
+    "hidden": 16,
+    "lr": 1e-2,
+    "log_every": 5,
+    "eval_every": 400,
+    "save_every": 5,
+    "look": 50,
+}
 QUICK = {"steps": 4, "batch": 4, "hidden": 4, "log_every": 2}
 
 
@@ -81,6 +91,21 @@ def test_a_tensor_oracle_that_gives_nan_is_named_with_the_object(tmp_path):
     assert made.env.length == 2
     with pytest.raises(UserError, match=r"state \[2, \d\]"):
         train(task, out=tmp_path / "run", **QUICK)
+
+
+@pytest.mark.parametrize("ndim", [4, 10], ids=["listed", "drawn"])
+def test_a_rare_object_without_a_score_is_named(ndim, tmp_path):
+    """Not among the random objects that are asked about at the door: training alone comes to it."""
+    alone = torch.tensor([1] + [0] * (ndim - 1))
+
+    def oracle(state):
+        return torch.where((state == alone).all(-1), torch.nan, 1.0 + state.sum(-1))
+
+    oracle.on_device = True
+    task = Task(Grid(ndim, 8), Exact(), oracle, Power())
+    named = r"is not finite at step \d+, because the oracle gives nan for .*state \[1, 0, 0.*finite score"
+    with pytest.raises(UserError, match=named):
+        train(task, out=tmp_path / "run", **RARE)
 
 
 def test_negative_scores_under_a_power_are_counted(tmp_path, caplog):

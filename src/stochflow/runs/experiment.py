@@ -267,12 +267,14 @@ def _note_other_versions(noted: dict[str, Any], device: str) -> None:
 
 def _note_gap(rows: list[dict[str, Any]], done: int, every: int) -> None:
     """Lines are written in order: one that is missing between others was lost."""
-    there = {row["step"] for row in rows}
-    lost = [step for step in range(every, done, every) if step not in there]
-    if lost:
+    due = range(every, done, every)
+    there = {row["step"] for row in rows if row["step"] in due}
+    lost = len(due) - len(there)
+    if lost:  # a checkpoint may say that it comes after any number of steps: what is due is not listed
+        first, last = (next(step for step in order if step not in there) for order in (due, reversed(due)))
         log.warning(
             "metrics.jsonl lacks %d line%s between steps %d and %d: curves have a gap there",
-            len(lost), "" if len(lost) == 1 else "s", lost[0], lost[-1],
+            lost, "" if lost == 1 else "s", first, last,
         )  # fmt: skip
 
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from stochflow.errors import UserError
 from stochflow.files.progress import stage
 from stochflow.law import picture
-from stochflow.law.measure import not_better
+from stochflow.law.measure import listable, not_better
 from stochflow.law.parts import noise_tables
+from stochflow.learn.rollout import rollout
 from stochflow.runs import export, ranks
 from stochflow.runs.asked import known_objects
 from stochflow.runs.atomic import refuse_special
@@ -32,8 +33,11 @@ from stochflow.runs.folder import Run
 from stochflow.scores.oracles import Cached, Spent
 from stochflow.training.ahead import Ahead
 from stochflow.training.trainer import Trainer
-from stochflow.worlds.check_task import check_oracle
+from stochflow.types import Task
+from stochflow.worlds.check_task import check_oracle, check_scores
+from stochflow.worlds.env import Enumerable
 
+DRAWN = 10_000  # objects in which one without a score is looked for
 LONG = 10_000  # decisions an object, from which an iteration is so slow that silence would look like a hang
 log = logging.getLogger("stochflow")
 
@@ -241,7 +245,7 @@ class Session:
         if not bool(stats["finite"].any()):
             where = f"the loss is not finite at step {self.trainer.steps_done}"
             try:
-                check_oracle(self.experiment.yardstick.task, 512)
+                self._check_scores()
             except UserError as error:  # then a smaller --lr would not help
                 raise Diverged(f"{where}, because {error}") from error
             kept = (
@@ -259,6 +263,32 @@ class Session:
         if self.experiment.config.train.seeds > 1:  # five digits: a million steps of five seeds stay below 20 MB
             record["seeds"] = {k: [float(f"{x:.5g}") for x in v.tolist()] for k, v in stats.items()}
         return record
+
+    @torch.no_grad()
+    def _check_scores(self) -> None:
+        """UserError that names an object without a finite score: among random ones, all where they can be listed, or those that
+        a policy draws, the one of the last checkpoint and one that takes all moves alike."""
+        task, policy = self.experiment.yardstick.task, self.trainer.policy
+        check_oracle(task, 512)
+        if isinstance(task.env, Enumerable) and listable(task.env):
+            for row in range(1 if task.env.contexts is None else len(task.env.contexts)):
+                for state in task.env.all_states(row).split(DRAWN):
+                    stops = task.env.moves(state)[:, task.env.stop] if task.env.stop is not None else False
+                    check_scores(task, state[task.env.complete(state) | stops].to(policy.device))
+            return
+        kept = self.run.load()
+        if kept is not None:
+            self.trainer.load_state_dict(kept.tensors)  # nothing of the present weights is kept
+            self._check_drawn(task)
+        for weights in policy.parameters():
+            weights.zero_()
+        self._check_drawn(task)
+
+    def _check_drawn(self, task: Task) -> None:
+        batch = self.experiment.config.train.batch
+        for _ in range(-(-DRAWN // batch)):
+            traj = rollout(task, self.trainer.policy, batch)
+            check_scores(task, traj.states[-1].flatten(0, 1))
 
     def _tell(self, record: dict[str, Any]) -> None:
         self.run.log(record)

@@ -104,6 +104,8 @@ LAW: dict[str, tuple[str, ...]] = {
     "noise_learned": ("seeds", "classes", "actions", "actions"),
     "noise_class": ("classes",),
 }
+# what no run writes more of, and a page would take minutes or gigabytes to draw
+MOST = {"edges": 1001, "bins": 1000, "points": 200_000, "first": 1024, "second": 1024, "classes": 256, "actions": 256}
 
 
 def law(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -120,7 +122,8 @@ def law(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndar
     found, gaps = {}, []
     for name, array in arrays.items():
         fits = name in LAW and array.dtype.kind in "fiu" and array.ndim == len(LAW[name])
-        fits = fits and 0 not in array.shape and all(sizes[d] == n for d, n in zip(LAW[name], array.shape, strict=True))
+        dims = list(zip(LAW[name], array.shape, strict=True)) if fits else []
+        fits = fits and all(sizes[d] == n and 0 < n <= MOST.get(d, n) for d, n in dims)
         impossible = array == -np.inf if name.startswith("log_") else False  # what has no chance has this logarithm
         if fits and bool((np.isfinite(array) | impossible).all()):
             found[name] = array

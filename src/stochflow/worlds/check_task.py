@@ -141,7 +141,13 @@ def check_oracle(task: Task, samples: int = 16, seed: int = 0) -> None:
         final = torch.cat([final, on_way[env.moves(on_way)[:, env.stop]]])
     final = final.unique(dim=0)
     dice = torch.Generator().manual_seed(seed)
-    state = final[torch.randperm(len(final), generator=dice)[:samples]].unsqueeze(0)  # [1, n, D]
+    check_scores(task, final[torch.randperm(len(final), generator=dice)[:samples]])
+
+
+@torch.no_grad()
+def check_scores(task: Task, finished: Tensor) -> None:
+    """The same of these finished objects [n, D]."""
+    env, state = task.env, finished.unsqueeze(0)  # [1, n, D]
     try:
         score = task.oracle(state)
     except UserError:
