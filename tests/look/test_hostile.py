@@ -71,3 +71,10 @@ def test_half_characters_do_not_stop_the_live_page(make_run):
 def test_a_port_that_cannot_be_is_one_sentence(port, make_run, capfd):
     assert main(["watch", str(make_run()), "--port", port]) == 2
     assert "--port" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("every", ["0", "-1", "1000000000000"])
+def test_a_page_that_never_looks_again_or_always_is_refused(every, make_run, capfd):
+    """A browser takes a wait of more than 2^31 milliseconds for none at all."""
+    assert main(["watch", str(make_run()), "--every", every]) == 2
+    assert "--every" in capfd.readouterr().err

@@ -115,6 +115,27 @@ def test_what_is_left_out_stands_on_the_page(run, monkeypatch):
     assert "Left out" in (run.parent / "compare.html").read_text()
 
 
+@pytest.mark.parametrize("harm", ["step nan", "step 5", "random of floats", "random of another length"])
+def test_tensors_that_are_whole_and_mean_nothing_are_one_sentence(harm, run, monkeypatch, capfd):
+    """A checkpoint made with intent, its checksum right."""
+    monkeypatch.chdir(run.parent)
+    for path in (run / "checkpoints").iterdir():
+        found = load_checkpoint(path)
+        tensors, scalars = dict(found.tensors), {k: found.scalars[k] for k in ("step", "best_so_far")}
+        dice = tensors["random.cpu"]
+        tensors |= {
+            "step nan": {"step": tensors["step"] * torch.nan},
+            "step 5": {"step": tensors["step"] * 0 + 5},
+            "random of floats": {"random.cpu": dice.double()},
+            "random of another length": {"random.cpu": dice[:7].clone()},
+        }[harm]
+        path.write_bytes(pack(tensors, scalars))
+    for words in (["eval", "run"], ["sample", "run", "-n", "2"], ["resume", "run", "--steps", "8"]):
+        capfd.readouterr()
+        assert main(words) == 2
+        assert "than its config.json says" in capfd.readouterr().err
+
+
 def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
     """In the header, whose scalars have no tensor to stand for them, as in the data."""
     content = pack({"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2, 2)}, {"step": 12, "best_so_far": -1.25})

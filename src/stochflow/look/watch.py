@@ -20,6 +20,7 @@ LOOPBACK = "127.0.0.1"
 # the page brings all that it needs, and asks its own server alone
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
 WATCHED = ("config.json", "metrics.jsonl", "summary.json", "samples.csv", "law.npz")
+DAY = 86_400  # seconds: browsers take a longer wait for none
 
 
 class Watcher(ThreadingHTTPServer):
@@ -101,8 +102,8 @@ def watch_command(run: Path, port: int = 8787, every: int = 5) -> int:
     """`stochflow watch RUN`: serve until interrupted."""
     if not 0 <= port < 65536:
         raise UserError(f"--port is {port}, but ports are numbered 0 (any) to 65535")
-    if every < 1:
-        raise UserError(f"--every is {every}, but the page can look again after 1 second at the earliest")
+    if not 1 <= every <= DAY:
+        raise UserError(f"--every is {shown(every, 40)}, but it must be a number of seconds from 1 to {DAY}")
     with Watcher(run, port, every) as server:
         print(f"watching {shown(run)} at {server.url} (Ctrl-C stops watching, not the run)", flush=True)
         try:

@@ -536,7 +536,7 @@ def _check_type(what: str, value: Any, hint: Any) -> None:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             words = ", ".join(map(str, get_args(hint)))
-            alias = ALIASES.get(as_word(str(value)))
+            alias = ALIASES.get(as_word(str(value)), "")
             meant = did_you_mean(alias if alias in get_args(hint) else str(value), map(str, get_args(hint)))
             raise UserError(f"{what} is {value!r}{meant}, but it must be one of {words}")
         return

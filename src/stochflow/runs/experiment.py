@@ -318,8 +318,10 @@ def _values(objects: dict[str, Any], config: Config, path: str | Path) -> Values
 
 def _load(experiment: Experiment, found: Checkpoint, path: str | Path) -> None:
     try:
+        if float(found.tensors["step"]) != found.step:
+            raise ValueError("its tensors are of another step than its header says")
         experiment.trainer.load_state_dict(found.tensors)
-    except (RuntimeError, KeyError) as error:
+    except (RuntimeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise UserError(
             f"the checkpoint of step {found.step} in {path} is of another network or world than its config.json says: "
             "put back the settings it was trained with"

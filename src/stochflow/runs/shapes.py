@@ -122,8 +122,8 @@ def law(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndar
     found, gaps = {}, []
     for name, array in arrays.items():
         fits = name in LAW and array.dtype.kind in "fiu" and array.ndim == len(LAW[name])
-        dims = list(zip(LAW[name], array.shape, strict=True)) if fits else []
-        fits = fits and all(sizes[d] == n and 0 < n <= MOST.get(d, n) for d, n in dims)
+        named = list(zip(LAW[name], array.shape, strict=True)) if fits else []
+        fits = fits and all(sizes[dim] == n and 0 < n <= MOST.get(dim, n) for dim, n in named)
         impossible = array == -np.inf if name.startswith("log_") else False  # what has no chance has this logarithm
         if fits and bool((np.isfinite(array) | impossible).all()):
             found[name] = array
