@@ -228,3 +228,11 @@ def test_whatever_is_given_python_refuses_in_one_sentence(wrong, a_run):
     for name, call in calls.items():
         with pytest.raises(UserError, match=rf"^{name.rstrip('0123')} is .*must be"):
             call()
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\0b"], ids=ascii)
+def test_a_folder_that_cannot_be_named_is_one_sentence(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--out") as found:
+        train("grid", side=3, steps=2, batch=2, hidden=4, out=name)
+    assert str(found.value).isprintable()

@@ -149,6 +149,21 @@ def test_impossible_settings_are_refused(make, words):
 # modes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("wrong", [None, b"x", [], torch.zeros(0), float("nan"), 10**30], ids=repr)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(tasks.bits_task, n) for n in ("length", "bits", "modes", "beta", "mode_seed")]
+    + [(tasks.gc_task, "targets"), (tasks.gc_task, "betas"), (tasks.tfbind8_task, "open_loop"), (tasks.load, "spec")],
+)
+def test_a_setting_of_another_kind_is_a_sentence(make, name, wrong):
+    if make is tasks.load:
+        with pytest.raises(UserError, match="spec is"):
+            tasks.load(wrong)
+        return
+    with pytest.raises(UserError, match=name.partition("_")[0]):
+        make(**{name: wrong})
+
+
 @pytest.mark.parametrize(
     ("ndim", "side", "cells", "regions"), [(2, 8, 4, 4), (2, 32, 36, 4), (2, 64, 144, 4), (3, 8, 8, 8), (1, 32, 6, 2)]
 )

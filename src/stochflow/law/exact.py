@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError, need_kind, one_line
+from stochflow.errors import UserError, need_kind, need_number, need_whole, one_line
 from stochflow.files.progress import counted, stage
+from stochflow.law.doors import answer, need_acting, need_task, need_tensor
 from stochflow.learn.evaluate import move_law
 from stochflow.ops import NEG, masked_log_softmax
 from stochflow.types import Task
@@ -44,8 +45,21 @@ class Graph:
             raise UserError(
                 f"{env!r} cannot be enumerated, so its law is not exact: derive it from Enumerable (all_states, index)"
             )
+        conditions = 1 if env.contexts is None else len(env.contexts)
+        if row is not None and (isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < conditions):
+            raise UserError(
+                f"row is {one_line(repr(row), 80)}, but the conditions of {env!r} are numbered 0 to {conditions - 1}"
+            )
         self.env, self.row = env, row
-        self.states = env.all_states(row).to(device)
+        need_kind("device", device, (str, torch.device, type(None)), "a device, such as cpu, or None")
+        try:
+            self.states = env.all_states(row).to(device)
+        except (TypeError, ValueError, RuntimeError) as problem:
+            if device is None:
+                raise
+            raise UserError(
+                f"device is {one_line(repr(device), 80)}, which cannot be used here ({one_line(str(problem), 120)}): leave it out, or give cpu"
+            ) from problem
         rows = None if row is None else torch.full((1,), row, device=self.states.device)
         self.root = int(env.index(env.initial((1,), rows).to(self.states.device)))
         count, moves = len(self.states), env.num_moves
@@ -129,6 +143,11 @@ class Solution(NamedTuple):
     feasible: Tensor  # [N] whether log_pi brings log_q about exactly
 
 
+def need_graph(graph: object) -> None:
+    """UserError unless this is a graph."""
+    need_kind("graph", graph, Graph, "a Graph, as in exact_law(Graph(env), channel, policy)")
+
+
 def _chunks(count: int, size: int = CHUNK) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
@@ -139,6 +158,8 @@ def _chunks(count: int, size: int = CHUNK) -> Iterator[slice]:
 @torch.no_grad()
 def target_law(graph: Graph, task: Task) -> TargetLaw:
     """The final reward of every object and the law proportional to it."""
+    need_graph(graph)
+    need_task(task)
     log_reward = torch.full((len(graph),), -math.inf, dtype=torch.float64, device=graph.states.device)
     ends = graph.terminal.nonzero().squeeze(1)
     for part in counted(_chunks(len(ends)), "rewards of all objects, in parts", -(-len(ends) // CHUNK)):
@@ -161,6 +182,9 @@ def tabular_solution(graph: Graph, task: Task, target: TargetLaw | None = None) 
     On trees these are the only flows. On DAGs other backward policies give others, and a noisy channel may need them:
     `feasible` says where this one will do.
     """
+    need_graph(graph)
+    need_task(task)
+    need_kind("target", target, (TargetLaw, type(None)), "a TargetLaw, as target_law gives it, or None")
     log_reward = (target or target_law(graph, task)).log_reward
     log_flow, log_q = flows(graph, log_reward)
     log_pb = torch.full_like(log_q, NEG)
@@ -173,6 +197,12 @@ def tabular_solution(graph: Graph, task: Task, target: TargetLaw | None = None) 
 
 def flows(graph: Graph, log_reward: Tensor) -> tuple[Tensor, Tensor]:
     """log F [N] and log q = log F(child) P_B / F [N, M] for the uniform backward policy: F(s) = R(s) + sum_m F(child) P_B."""
+    need_graph(graph)
+    need_tensor("log_reward", log_reward)
+    if log_reward.shape != (len(graph),):
+        raise UserError(
+            f"log_reward has shape {tuple(log_reward.shape)}, but {graph!r} has {len(graph)} states: give one for each"
+        )
     log_flow = log_reward.clone()
     log_q = torch.full(graph.mask.shape, NEG, dtype=torch.float64, device=log_flow.device)
     share = -graph.parents.clamp(min=1).to(log_flow).log()  # log P_B of each edge into a state
@@ -207,6 +237,14 @@ def invert(graph: Graph, channel: Channel, log_q: Tensor, tolerance: float = 1e-
 
     Where there is none, negative probabilities are cut off: a starting point, not the best policy (see `floors`).
     """
+    need_graph(graph)
+    need_kind("channel", channel, Channel, "a channel, such as Slip(0.1)")
+    need_tensor("log_q", log_q, 2)
+    need_number("tolerance", tolerance, 0)
+    if log_q.shape != graph.mask.shape:
+        raise UserError(
+            f"log_q has shape {tuple(log_q.shape)}, but {tuple(graph.mask.shape)} is needed: one law of moves for each state"
+        )
     env = graph.env
     log_pi = log_q.clone()
     feasible = torch.ones(len(graph), dtype=torch.bool, device=log_q.device)
@@ -230,7 +268,7 @@ def invert(graph: Graph, channel: Channel, log_q: Tensor, tolerance: float = 1e-
         pi = pi / pi.sum(1, keepdim=True).clamp(min=1e-300)
         log_pi[part] = torch.where(pi > 0, pi.clamp(min=1e-300).log(), NEG)
         got = move_law(env, channel, graph.states[part], mask, log_pi[part]).exp()
-        feasible[part] = ((got - q).abs() * mask).sum(1) < tolerance
+        feasible[part] = ((got - q).abs() * mask).sum(1) < float(tolerance)
     return log_pi, feasible | graph.complete
 
 
@@ -251,16 +289,16 @@ def exact_law(graph: Graph, channel: Channel, policy: Callable[[Tensor], Any], s
 
     `policy` maps states [S, n, D] to a `PolicyOut`; S is `policy.num_seeds` unless given.
     """
-    need_kind("graph", graph, Graph, "a Graph, as in exact_law(Graph(env), channel, policy)")
-    need_kind("channel", channel, Channel, "a channel, such as Slip(0.1)")
-    if not callable(policy):
-        raise UserError(f"policy is {one_line(repr(policy), 80)}, but it must be a Policy, or a function of states")
+    need_graph(graph)
+    need_acting(channel, policy, seeds)
     return _walk(graph, channel, _policy_moves(graph, policy, seeds), _seeds(policy, seeds))[1]
 
 
 @torch.no_grad()
 def state_law(graph: Graph, channel: Channel, policy: Callable[[Tensor], Any], seeds: int | None = None) -> Tensor:
     """[S, N] probability that each state is visited on the way; one at the initial state."""
+    need_graph(graph)
+    need_acting(channel, policy, seeds)
     return _walk(graph, channel, _policy_moves(graph, policy, seeds), _seeds(policy, seeds))[0]
 
 
@@ -283,7 +321,8 @@ def _seeds(policy: Callable[[Tensor], Any], seeds: int | None) -> int:
 
 def _policy_moves(graph: Graph, policy: Callable[[Tensor], Any], seeds: int | None) -> Callable[[Tensor], Tensor]:
     rows = _seeds(policy, seeds)
-    return lambda which: policy(graph.states[which].expand(rows, -1, -1)).forward
+    moves = graph.env.num_moves
+    return lambda which: answer(policy, graph.states[which].expand(rows, -1, -1), moves).forward
 
 
 def _walk(graph: Graph, channel: Channel, logits: Callable[[Tensor], Tensor], seeds: int) -> tuple[Tensor, Tensor]:
@@ -325,5 +364,12 @@ def expected_modes(law: Tensor, modes: Tensor, samples: int) -> Tensor:
 
     `modes` is a bool mask [N] or the indices of the modes.
     """
-    chance = law[..., modes].double().clamp(0, 1)
+    need_tensor("law", law)
+    need_whole("samples", samples, 0)
+    try:
+        chance = law[..., torch.as_tensor(modes)].double().clamp(0, 1)
+    except (TypeError, ValueError, IndexError, RuntimeError) as problem:
+        raise UserError(
+            f"modes are {one_line(repr(modes), 80)}, but they must be indices of the law's {law.shape[-1]} states, or a mask of them"
+        ) from problem
     return -torch.expm1(samples * torch.log1p(-chance)).sum(-1)

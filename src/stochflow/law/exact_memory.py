@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
-from stochflow.law.exact import Graph
+from stochflow.law.doors import answer, need_acting
+from stochflow.law.exact import Graph, need_graph
 from stochflow.ops import NEG, masked_log_softmax
 from stochflow.worlds.env import Channel
 
@@ -53,6 +54,8 @@ class Averaged(Channel):
 @torch.no_grad()
 def memory_law(graph: Graph, channel: Channel, policy: Callable[[Tensor], Any], seeds: int | None = None) -> MemoryLaw:
     """The law of `policy` (states [S, n, D] to `PolicyOut`, S = `policy.num_seeds` unless given) through a channel with memory."""
+    need_graph(graph)
+    need_acting(channel, policy, seeds)
     env = graph.env
     channel = env.applied(channel)
     if env.contexts is not None and graph.row is None:
@@ -104,7 +107,8 @@ def memory_law(graph: Graph, channel: Channel, policy: Callable[[Tensor], Any], 
 def _logits(policy: Callable[[Tensor], Any], graph: Graph, at: Tensor, rows: int) -> Tensor:
     """[S, n, M]; a policy of states is asked once per state, whatever the number of memories."""
     states, back = at.unique(return_inverse=True)
-    return policy(graph.states[states].expand(rows, -1, -1)).forward.double()[:, back]
+    found = answer(policy, graph.states[states].expand(rows, -1, -1), graph.env.num_moves)
+    return found.forward.double()[:, back]
 
 
 def _merge(found: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from stochflow.errors import UserError, need_kind
 from stochflow.files.progress import counted, stage
 from stochflow.law import metrics
+from stochflow.law.doors import need_task
 from stochflow.law.exact import (
     Graph,
     TargetLaw,
@@ -109,7 +110,9 @@ def _finite(x: Any) -> Any:
 @torch.no_grad()
 def floor(task: Task, graph: Graph | None = None, target: TargetLaw | None = None) -> Floor:
     """The best achievable law of an enumerable task under its channel, for any channel."""
-    need_kind("task", task, Task, "a Task, as strings_task or grid_task make one")
+    need_task(task)
+    need_kind("graph", graph, (Graph, type(None)), "a Graph, as in floor(task, Graph(task.env, row=0)), or None")
+    need_kind("target", target, (TargetLaw, type(None)), "a TargetLaw, as target_law gives it, or None")
     if graph is None and task.env.contexts is not None:
         raise UserError(
             f"each of the {len(task.env.contexts)} conditions of {task.env!r} has a floor of its own: "
@@ -200,6 +203,8 @@ def limit_tv(objective: str, floor: Floor, backward: str = "learned") -> float |
     noise. Baselines that take the realised move for their own choice end at the naive law. With a uniform `backward`
     policy on a DAG, feasible means feasible with that policy.
     """
+    need_kind("objective", objective, str, "the word of an objective, such as tb")
+    need_kind("floor", floor, Floor, "a Floor, as floor(task) gives it")
     if objective not in _TRAJECTORY | _TRANSITION | _MIXED | _BASELINES | {"flow-kl"}:
         return None  # the published form, or one of the user's own
     free = floor.tree or backward != "uniform"  # the backward policy can follow, or has nothing to say

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from stochflow.engines.base import Request
 from stochflow.engines.choose import walk
+from stochflow.errors import need_kind, need_whole
 from stochflow.law import floors, metrics
 from stochflow.law.by_condition import Condition, law_rows, listed
+from stochflow.law.doors import need_task
 from stochflow.law.exact import Graph, TargetLaw, exact_law, expected_modes, target_law
 from stochflow.law.task_modes import task_modes
 from stochflow.learn.buffer import with_scores
@@ -62,6 +64,11 @@ class Yardstick:
 
     def __init__(self, task: Task, device: torch.device, samples: int = SAMPLES, budget: int | None = None):
         """`samples` are drawn a seed at each look; a space of more objects than the oracle's `budget` is not listed."""
+        need_task(task)
+        need_kind("device", device, torch.device, 'a device, such as torch.device("cpu")')
+        need_whole("samples", samples, 1)
+        if budget is not None:
+            need_whole("budget", budget, 0)
         self.device, self.samples, self.budget = device, samples, budget
         # a Python oracle is asked about each object once
         self.task = task._replace(oracle=Cached(task.oracle)) if isinstance(task.oracle, Host) else task

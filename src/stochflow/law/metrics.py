@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError
+from stochflow.errors import UserError, need_number, need_whole
+from stochflow.law.doors import need_tensor, need_two, numbers
 from stochflow.noise.dynamics import remembered
 from stochflow.ops import masked_mean, pick
 from stochflow.types import Terms, Trajectories
@@ -23,6 +24,7 @@ from stochflow.worlds.env import Channel, Env
 
 def l1(p: Tensor, q: Tensor) -> Tensor:
     """sum |p - q|, [...]."""
+    need_two("p", p, "q", q)
     return (p.double() - q.double()).abs().sum(-1)
 
 
@@ -33,6 +35,7 @@ def tv(p: Tensor, q: Tensor) -> Tensor:
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
     """KL(p || q) = sum p log(p/q); infinite where q misses what p has."""
+    need_two("p", p, "q", q)
     p, q = torch.broadcast_tensors(p.double(), q.double())
     inside = p > 0
     ratio = torch.where(inside, p, 1).log() - torch.where(inside, q, 1).log()
@@ -41,6 +44,7 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 def jsd(p: Tensor, q: Tensor) -> Tensor:
     """Jensen-Shannon divergence in nats, between 0 and log 2."""
+    need_two("p", p, "q", q)
     middle = (p.double() + q.double()) / 2
     return (kl(p, middle) + kl(q, middle)) / 2
 
@@ -88,6 +92,8 @@ def spearman(x: Tensor, y: Tensor) -> Tensor:
     """Rank correlation along the last dimension, ties at their mean rank; NaN where one side is constant; [...]."""
     from scipy.stats import rankdata
 
+    need_two("x", x, "y", y)
+
     def ranks(v: Tensor) -> Tensor:
         r = torch.as_tensor(rankdata(v.double().cpu().numpy(), axis=-1))
         return r - r.mean(-1, keepdim=True)
@@ -98,8 +104,8 @@ def spearman(x: Tensor, y: Tensor) -> Tensor:
 
 def top_k_mean(score: Tensor, k: int = 100) -> Tensor:
     """Mean of the k largest scores (of all, where there are fewer; minus infinity is none), [..., B] -> [...]."""
-    if k < 1:
-        raise UserError(f"top-k needs k of at least 1, not {k}")
+    need_tensor("score", score)
+    need_whole("k", k, 1)
     best = score.double().topk(min(k, score.shape[-1]), -1).values
     return torch.where(best.isfinite(), best, 0.0).sum(-1) / best.isfinite().sum(-1).clamp(min=1)
 
@@ -109,6 +115,7 @@ def diversity(states: Tensor) -> Tensor:
 
     Exact and linear in B: two members agree in a column with the frequency of equal entries.
     """
+    need_tensor("states", states, 2, whole=True)
     flat = states.reshape(-1, *states.shape[-2:])
     batch = flat.shape[1]
     if batch < 2:
@@ -126,6 +133,7 @@ def diversity(states: Tensor) -> Tensor:
 
 def distinct_fraction(states: Tensor) -> Tensor:
     """Number of different members over the size of the batch, [..., B, D] -> [...]."""
+    need_tensor("states", states, 2)
     flat = states.reshape(-1, *states.shape[-2:])
     share = [len(rows.unique(dim=0)) / len(rows) for rows in flat]
     return torch.tensor(share, dtype=torch.float64).reshape(states.shape[:-2])
@@ -133,6 +141,7 @@ def distinct_fraction(states: Tensor) -> Tensor:
 
 def commonest_fraction(states: Tensor) -> Tensor:
     """The share of the most frequent member of a batch, [..., B, D] -> [...]."""
+    need_tensor("states", states, 2)
     flat = states.reshape(-1, *states.shape[-2:])
     share = [int(rows.unique(dim=0, return_counts=True)[1].max()) / len(rows) for rows in flat]
     return torch.tensor(share, dtype=torch.float64).reshape(states.shape[:-2])
@@ -149,6 +158,13 @@ def novelty(states: Tensor, reference: Tensor, chunk: int = 1024) -> Novelty:
     """Of states [B, D] beside a reference [R, D]; Hamming distances by one-hot products."""
     from torch.nn.functional import one_hot
 
+    for name, value in (("states", states), ("reference", reference)):
+        need_tensor(name, value, 2, whole=True)
+    need_whole("chunk", chunk, 1)
+    if states.dim() != 2 or states.shape[1:] != reference.shape[1:]:
+        raise UserError(
+            f"states have shape {tuple(states.shape)} and the reference {tuple(reference.shape)}: give [B, D] and [R, D]"
+        )
     if not len(states) or not len(reference):
         raise UserError(
             f"novelty compares {len(states)} states with {len(reference)} references: give at least one of each"
@@ -218,7 +234,11 @@ def interval(values: Tensor | Sequence[float], level: float = 0.95, resamples: i
     import numpy as np
     from scipy.stats import bootstrap
 
-    x = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64).ravel()
+    x = numbers("values", values)
+    need_number("level", level, 0)
+    need_whole("resamples", resamples, 1)
+    if not level < 1:
+        raise UserError(f"level is {level}, but it must be a number above 0 and below 1")
     if not x.size:
         raise UserError("an interval needs at least one value, but none was given")
     middle = float(np.median(x))

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stochflow.errors import UserError, did_you_mean
+from stochflow.errors import UserError, did_you_mean, need_kind, one_line
+from stochflow.law.doors import numbers
 from stochflow.scores.data import digits, tfbind8
 
 TFBIND8_THRESHOLD, TFBIND8_DISTANCE = 0.889, 2  # Shen et al.: 328 modes of SIX6_REF_R1
@@ -37,15 +38,13 @@ def find_modes(
     that fills up shorter rows.
     Only sequences with score >= threshold can be modes. Of equal sequences the best-scored one speaks.
     """
-    if metric not in ("hamming", "edit"):
-        raise UserError(
-            f"there is no metric {metric!r}{did_you_mean(str(metric), ['hamming', 'edit'])}: take hamming or edit"
-        )
+    _need_metric(metric)
     if not (isinstance(min_distance, (int, np.integer)) and min_distance >= 1):
         raise UserError(
             f"min_distance is {min_distance!r}, but modes are at least 1 apart: give a whole number of at least 1"
         )
     rows = _rows(sequences, pad)
+    need_kind("threshold", threshold, (int, float, np.number), "a number")
     score = _vector(scores, len(rows))
     order = _order(rows, score)
     order = order[score[order] >= threshold]
@@ -90,6 +89,7 @@ def local_maxima(sequences: Any, scores: Any, threshold: float = -np.inf) -> np.
     Of equal sequences the best-scored one, and of those the first, stands for all.
     """
     rows = _rows(sequences, None)
+    need_kind("threshold", threshold, (int, float, np.number), "a number")
     score = _vector(scores, len(rows))
     if len(rows) == 0:
         return np.zeros(0, dtype=np.int64)
@@ -117,6 +117,10 @@ def local_maxima(sequences: Any, scores: Any, threshold: float = -np.inf) -> np.
 
 def nearest(sequences: Sequence[str], heads: Sequence[str], metric: Metric) -> np.ndarray:
     """[N] position of the nearest head of each sequence, the first of equally near ones."""
+    need_kind("sequences", sequences, (list, tuple, np.ndarray), "a list of strings")
+    need_kind("heads", heads, (list, tuple, np.ndarray), "a list of strings")
+    if not len(heads):
+        raise UserError("heads are none: give at least one string")
     blocks = range(0, len(sequences), _BLOCK)
     found = [distances(sequences[i : i + _BLOCK], heads, metric).argmin(1) for i in blocks]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
@@ -124,6 +128,10 @@ def nearest(sequences: Sequence[str], heads: Sequence[str], metric: Metric) -> n
 
 def distances(a: Sequence[str], b: Sequence[str], metric: Metric) -> np.ndarray:
     """[A, B] letters in which strings of one length differ, or edit distances."""
+    _need_metric(metric)
+    for name, given in (("a", a), ("b", b)):
+        if not isinstance(given, (list, tuple, np.ndarray)) or not all(isinstance(s, str) for s in given):
+            raise UserError(f"{name} is {one_line(repr(given), 80)}, but it must be a list of strings")
     if metric == "edit":
         try:
             from rapidfuzz.distance import Levenshtein
@@ -183,6 +191,13 @@ def tfbind8_modes(table: str = "SIX6_REF_R1") -> np.ndarray:
 # how it is done -------------------------------------------------------------------------------------------------
 
 
+def _need_metric(metric: Any) -> None:
+    if not isinstance(metric, str) or metric not in ("hamming", "edit"):
+        raise UserError(
+            f"there is no metric {metric!r}{did_you_mean(str(metric), ['hamming', 'edit'])}: take hamming or edit"
+        )
+
+
 def _rows(sequences: Any, pad: int | None) -> list[str]:
     """Everything as strings, so that one order and one notion of length hold for texts and tokens alike.
 
@@ -190,7 +205,18 @@ def _rows(sequences: Any, pad: int | None) -> list[str]:
     """
     if hasattr(sequences, "detach"):
         sequences = sequences.detach().cpu().numpy()
-    if not isinstance(sequences, np.ndarray) and len(sequences) and isinstance(sequences[0], str):
+    if not isinstance(sequences, (np.ndarray, Sequence)):
+        raise UserError(
+            f"sequences are {one_line(repr(sequences), 80)}, but they must be a list of strings, or an array [N, L] of letters or whole numbers"
+        )
+    if (
+        isinstance(sequences, Sequence)
+        and not isinstance(sequences, str)
+        and len(sequences)
+        and isinstance(sequences[0], str)
+    ):
+        if not all(isinstance(s, str) for s in sequences):
+            raise UserError("some sequences are strings and some are not: give a list of strings")
         return list(sequences)
     tokens = np.asarray(sequences)
     tokens = np.char.decode(tokens) if tokens.dtype.kind == "S" else tokens
@@ -213,7 +239,7 @@ def _rows(sequences: Any, pad: int | None) -> list[str]:
 
 
 def _vector(scores: Any, count: int) -> np.ndarray:
-    score = np.asarray(scores.detach().cpu() if hasattr(scores, "detach") else scores, dtype=np.float64).reshape(-1)
+    score = numbers("scores", scores)
     if len(score) != count:
         raise UserError(f"there are {count} sequences but {len(score)} scores: give one score a sequence")
     if np.isnan(score).any():

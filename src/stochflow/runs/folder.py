@@ -311,6 +311,12 @@ def _named_errors(path: Path) -> Iterator[None]:
     """What the system refuses (full disk, read-only folder, a file in the way) is the user's to mend: say it in one sentence."""
     try:
         yield
+    except UserError:
+        raise
+    except ValueError as error:  # a NUL, or half a character
+        if not isinstance(error, UnicodeEncodeError) and "null byte" not in str(error):
+            raise
+        raise UserError(f"{shown(path)} is no name for a folder ({error}): choose another --out") from error
     except OSError as error:
         where = error.filename or path
         raise UserError(

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stochflow.errors import UserError, did_you_mean, need_kind, need_number, one_line
+from stochflow.errors import UserError, did_you_mean, need_kind, need_number, need_whole, one_line
 from stochflow.files.memory import need
 from stochflow.law.modes import tfbind8_modes
-from stochflow.runs import config, trust
+from stochflow.runs import config, ranges, trust
 from stochflow.runs.config import BitsTask, GCTask, GridTask, PeptideTask, RNATask, TFBind8Task
 from stochflow.runs.imports import import_user
+from stochflow.runs.ranges import check_numbers
 from stochflow.scores.data import tfbind8
 from stochflow.scores.landscapes import BitModes, GCContent, PeptideProxy, RNAFold, Tempered, bit_alphabet
 from stochflow.scores.oracles import Cached, Host, Table
@@ -85,6 +86,7 @@ def tfbind8_task(
     open_loop: bool = TFBind8Task.open_loop,
 ) -> Task:
     """DNA 8-mers scored by a measured landscape; R = max(y, floor)^beta."""
+    need_kind("open_loop", open_loop, bool, "True or False")
     env = Strings("ACGT", 8)
     scores = tfbind8(table)
     bright = np.zeros(len(scores), dtype=bool)
@@ -104,6 +106,10 @@ def bits_task(
     confusion: str = BitsTask.confusion,
 ) -> Task:
     """Sequences of `length` bits, `bits` of them a token, drawn to `modes` known ones: R = exp(-beta * distance to the nearest)."""
+    for name, value in (("length", length), ("bits", bits), ("modes", modes), ("mode_seed", mode_seed)):
+        need_whole(name, value, 0)
+    need_number("beta", beta)
+    check_numbers({"beta": beta}, ranges.OF_ALL_TASKS, where="")
     if not 1 <= bits <= 10:
         raise UserError(f"a token of {bits} bits makes an alphabet of 2^{bits} letters: give 1 to 10 bits")
     if not 8 <= length <= 120 or length % 8 or length % bits:
@@ -183,6 +189,7 @@ def _power(beta: float | Literal["auto"], floor: float, ramp: float) -> Power:
 
 
 def _numbers(what: str, text: str) -> list[float]:
+    need_kind(what, text, str, "numbers with commas between, such as '0.2,0.5,0.8'")
     try:
         found = [float(word) for word in text.split(",")]
     except ValueError:
@@ -328,6 +335,7 @@ def as_meant(function: Callable[..., Any], settings: dict[str, Any]) -> dict[str
 
 def find(spec: str) -> Callable[..., Any]:
     """The function that `pkg.module:function` names, searched from the current directory too (but for a run folder)."""
+    need_kind("spec", spec, str, "the name of a task function, as package.module:function")
     module_name, _, function = spec.partition(":")
     if not trust.SPEC.fullmatch(spec):
         raise UserError(f"{spec!r} names no task function: write it as package.module:function")
