@@ -119,6 +119,13 @@ def test_negative_scores_under_a_power_are_counted(tmp_path, caplog):
     assert "negative" not in caplog.text
 
 
+def test_rare_negative_scores_are_counted_where_all_objects_are_listed(tmp_path, caplog):
+    """One of 1,024 strings: the few random ones that are asked about at the door are all positive."""
+    train(strings_task(lambda texts: [t.count("A") - 0.5 for t in texts], "AC", 10, reward=Power()), out=tmp_path / "run", **QUICK)  # fmt: skip
+    assert "random objects" not in caplog.text
+    assert "1 of 1024 scores of all objects are negative" in caplog.text
+
+
 def test_a_law_of_noise_with_a_past_points_to_the_one_that_takes_it_in():
     env = Grid(1, 3)
     with pytest.raises(UserError, match="memory_law"):

@@ -20,6 +20,7 @@ from stochflow.learn.evaluate import move_law
 from stochflow.ops import NEG, masked_log_softmax
 from stochflow.types import Task
 from stochflow.worlds.channels import Exact, Slip
+from stochflow.worlds.check_task import say_negative
 from stochflow.worlds.env import Channel, Enumerable, Env
 
 CHUNK = 1 << 15  # states looked at together: bounds the memory of networks and of [n, M, D] intermediates
@@ -161,16 +162,18 @@ def target_law(graph: Graph, task: Task) -> TargetLaw:
     need_graph(graph)
     need_task(task)
     log_reward = torch.full((len(graph),), -math.inf, dtype=torch.float64, device=graph.states.device)
-    ends = graph.terminal.nonzero().squeeze(1)
+    ends, below = graph.terminal.nonzero().squeeze(1), 0
     for part in counted(_chunks(len(ends)), "rewards of all objects, in parts", -(-len(ends) // CHUNK)):
         state = graph.states[ends[part]]
         score = torch.as_tensor(task.oracle(state)).to(log_reward)
+        below += int((score < 0).sum())
         log_reward[ends[part]] = task.reward(score, state, None).to(log_reward)
     if bool(log_reward.isnan().any()) or bool((log_reward == math.inf).any()):
         bad = int((log_reward.isnan() | (log_reward == math.inf)).nonzero()[0])
         raise UserError(
             f"the log-reward of state {graph.states[bad].tolist()} is {float(log_reward[bad])}: an oracle must give every object a finite reward"
         )
+    say_negative(task, below, len(ends), "all objects")
     log_z = log_reward.logsumexp(0)
     return TargetLaw(log_reward, (log_reward - log_z).exp(), float(log_z))
 

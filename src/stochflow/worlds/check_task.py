@@ -163,15 +163,20 @@ def check_scores(task: Task, finished: Tensor) -> None:
         some = score[0].isfinite()
         state, score = state[:, some], score[:, some]
     _scores(env, state, score, "the oracle", shape, "it must give a finite score to every object")
-    floor, below = getattr(task.reward, "floor", None), int((score < 0).sum())
-    if floor is not None and below:
-        log.warning(
-            "%d of %d scores of random objects are negative, and the reward takes them for its floor of %g: "
-            "for scores such as energies give reward=Linear(), whose reward is e^score",
-            below, score.numel(), floor,
-        )  # fmt: skip
+    say_negative(task, int((score < 0).sum()), score.numel(), "random objects")
     finite = "the log-reward must be finite (a floor above 0 keeps the log of it so)"
     _scores(env, state, task.reward(score, state, None), "the reward", "give one log-reward per score", finite)
+
+
+def say_negative(task: Task, below: int, count: int, what: str) -> None:
+    """Say how many of so many scores are below zero, where the reward takes them all for its floor."""
+    floor = getattr(task.reward, "floor", None)
+    if floor is not None and below:
+        log.warning(
+            "%d of %d scores of %s are negative, and the reward takes them for its floor of %g: "
+            "for scores such as energies give reward=Linear(), whose reward is e^score",
+            below, count, what, floor,
+        )  # fmt: skip
 
 
 def _scores(env: Env, state: Tensor, value: Any, who: str, shape_remedy: str, remedy: str) -> None:
