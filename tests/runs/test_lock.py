@@ -115,3 +115,28 @@ def test_half_of_a_second_writers_file_is_never_given_the_name(tmp_path):
         assert path.read_text() == "old"
     assert path.read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["samples.csv"]
+
+
+@pytest.mark.parametrize("then", ["gone", "another", "link"])
+def test_a_writer_leaves_a_folder_alone_that_has_come_into_the_place_of_its_own(then, tmp_path):
+    mine, away = tmp_path / "run", tmp_path / "away"
+    with Run.create(mine, Config(GridTask())) as first:
+        first.log({"step": 1})
+        mine.rename(away)
+        if then == "link":  # the same folder by another way
+            mine.symlink_to(away)
+            first.log({"step": 2})
+            assert len((away / "metrics.jsonl").read_text().splitlines()) == 2
+            return
+        second = Run.create(mine, Config(GridTask())) if then == "another" else None
+        for write in (
+            lambda: first.log({"step": 2}),
+            lambda: first.write("summary.json", {}),
+            lambda: first.save(2, {}),
+        ):
+            with pytest.raises(UserError, match="moved or replaced"):
+                write()
+        if second is not None:
+            assert not (mine / "metrics.jsonl").exists()
+            assert second.checkpoints() == []
+            second.close()

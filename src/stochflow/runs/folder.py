@@ -132,6 +132,10 @@ class Run:
                         leftover.unlink()
         return Run(path, config, lock)
 
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
+
     def close(self) -> None:
         """Give the folder back."""
         if self._lock is not None:
@@ -151,12 +155,14 @@ class Run:
 
     def write(self, name: str, data: Any) -> Path:
         """A JSON file of the folder, replaced whole."""
+        self._check_lock()
         with _named_errors(self.path):
             return write_json(self.path / name, data)
 
     @contextlib.contextmanager
     def file(self, name: str, text: bool = False) -> Iterator[IO[Any]]:
         """A file of the folder to write into, replaced whole."""
+        self._check_lock()
         with _named_errors(self.path), replacing(self.path / name, text) as file:
             yield file
 
@@ -192,6 +198,7 @@ class Run:
 
     def log(self, record: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl and hand it to the system at once."""
+        self._check_lock()
         with _named_errors(self.path), appending(self.path / "metrics.jsonl") as file:
             file.write((json.dumps(plain(record)) + "\n").encode())
         if self._lock is not None:
@@ -228,6 +235,7 @@ class Run:
         """Write the checkpoint of `step`, drop all but the last two; `best` writes best.safetensors instead."""
         folder = self.path / "checkpoints"
         path = folder / ("best.safetensors" if best else f"step-{step:08d}.safetensors")
+        self._check_lock()
         with _named_errors(self.path):
             _refuse_linked(folder)
             folder.mkdir(exist_ok=True)

@@ -84,6 +84,21 @@ class Lock:
         with contextlib.suppress(OSError):
             os.utime(self.path)
 
+    def check(self) -> None:
+        """UserError where another folder has come into this one's place: what is written would be the other's."""
+        if len(self.held) < 2:
+            return
+        folder = self.path.parent
+        try:
+            same = os.path.samestat(os.fstat(self.held[1]), os.stat(folder))
+        except OSError:
+            same = False
+        if not same:
+            raise UserError(
+                f"the {self.what} {shown(folder)} was moved or replaced while it was written: nothing more is written there; "
+                "move it back and resume it, or begin anew"
+            )
+
     def close(self) -> None:
         for number in self.held:
             os.close(number)
