@@ -14,6 +14,7 @@ from stochflow.law import exact, exact_memory, floors, metrics, modes
 from stochflow.law.exact import Graph
 from stochflow.nets.policy import Policy
 from stochflow.runs.tasks import grid_task
+from stochflow.worlds.strings import Strings
 
 WRONG = [None, 0, -1, 1.5, math.nan, math.inf, 10**30, "", "x", b"x", [], {}, object(), torch.zeros(0), torch.zeros(2, 3, 4), np.zeros(3), lambda: None, int, True]  # fmt: skip
 TASK = grid_task(side=3, stick=0.1)
@@ -60,3 +61,9 @@ def test_a_wrong_argument_is_a_sentence(function, good):
                 said.append(str(error))
     assert len(said) >= len(inspect.signature(function).parameters)
     assert all("\n" not in text and len(text) > 12 for text in said)
+
+
+def test_what_does_not_fit_is_refused_before_it_is_made():
+    for make in (lambda: Graph(Strings("ACGT", 18)), lambda: metrics.interval(SCORES, resamples=10**12)):
+        with pytest.raises(UserError, match="memory"):
+            make()

@@ -105,6 +105,20 @@ def test_a_law_that_would_take_minutes_to_draw_is_left_out(run, monkeypatch):
         assert len(found.gaps) == len(law)
 
 
+def test_a_run_of_several_seeds_that_is_not_listed_has_no_gap(run):
+    assert RunFiles.read(run).gaps == []
+    assert {"score_law", "log_prob"} <= RunFiles.read(run).law.keys()
+
+
+def test_designs_beyond_what_a_run_writes_are_left_out(run):
+    """Their modes would take the square of their number in memory."""
+    head, first, *_ = (run / "samples.csv").read_text().splitlines()
+    (run / "samples.csv").write_text("\n".join([head, *[first] * 5000]) + "\n")
+    found = RunFiles.read(run)
+    assert len(found.designs) == 1000
+    assert ["more than the 1000 rows" in gap for gap in found.gaps] == [True]
+
+
 def test_what_is_left_out_stands_on_the_page(run, monkeypatch):
     monkeypatch.chdir(run.parent)
     with (run / "metrics.jsonl").open("ab") as file:

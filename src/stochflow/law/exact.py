@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError, need_kind, need_number, need_whole, one_line
+from stochflow.files.memory import need
 from stochflow.files.progress import counted, stage
 from stochflow.law.doors import answer, need_acting, need_task, need_tensor
 from stochflow.learn.evaluate import move_law
@@ -52,6 +53,9 @@ class Graph:
                 f"row is {one_line(repr(row), 80)}, but the conditions of {env!r} are numbered 0 to {conditions - 1}"
             )
         self.env, self.row = env, row
+        if type(env).count is not Enumerable.count:  # a formula knows: else the list itself would be needed twice
+            each = 8 * env.state_dim + 13 * env.num_moves + 16  # bytes: states, masks, children, what is made of them
+            need(float(env.count()) * each, f"the graph of all states of {env!r}", "make the space smaller")
         need_kind("device", device, (str, torch.device, type(None)), "a device, such as cpu, or None")
         try:
             self.states = env.all_states(row).to(device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stochflow.errors import UserError, need_number, need_whole
+from stochflow.files.memory import need
 from stochflow.law.doors import need_tensor, need_two, numbers
 from stochflow.noise.dynamics import remembered
 from stochflow.ops import masked_mean, pick
@@ -237,6 +238,7 @@ def interval(values: Tensor | Sequence[float], level: float = 0.95, resamples: i
     x = numbers("values", values)
     need_number("level", level, 0)
     need_whole("resamples", resamples, 1)
+    need(8.0 * resamples * x.size, f"resampling {x.size} values {resamples} times", "lower resamples")
     if not level < 1:
         raise UserError(f"level is {level}, but it must be a number above 0 and below 1")
     if not x.size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from stochflow.runs.atomic import text_file
 from stochflow.runs.shapes import designs
 
 Row = dict[str, Any]
+MOST = 1000  # designs of a run that are read: it writes a hundred, and modes among them take the square
 log = logging.getLogger("stochflow")
 
 
@@ -49,12 +51,15 @@ def rows_and_gaps(path: str | os.PathLike[str]) -> tuple[list[dict[str, str]], l
     if not os.path.lexists(path):
         return [], []
     try:
-        rows = list(csv.DictReader(io.StringIO(read_cells(path), newline="")))
+        reader = csv.DictReader(io.StringIO(read_cells(path), newline=""))
+        rows = list(itertools.islice(reader, MOST))
+        more = next(reader, None) is not None
     except (Unreadable, csv.Error) as error:
         return [], [str(error)]
     # a short row lacks values, a long one has them under no name
     found = [{k: meant(v) for k, v in row.items() if isinstance(k, str) and isinstance(v, str)} for row in rows]
-    return designs(found, shown(path))
+    kept, gaps = designs(found, shown(path))
+    return kept, [*gaps, *[f"{shown(path)} has more than the {MOST} rows that are looked at"] * more]
 
 
 def _plain(value: Any) -> Any:

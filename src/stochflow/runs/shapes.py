@@ -108,6 +108,11 @@ LAW: dict[str, tuple[str, ...]] = {
 MOST = {"edges": 1001, "bins": 1000, "points": 200_000, "first": 1024, "second": 1024, "classes": 256, "actions": 256}
 
 
+def _least(dim: str, sizes: Mapping[str, int]) -> int:
+    """One row may stand for all seeds: what was drawn by any of them, where the space is not listed."""
+    return 1 if dim == "seeds" else sizes[dim]
+
+
 def law(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndarray], list[str]]:
     """The arrays of law.npz that are finite, and of shapes that go together."""
     import numpy as np
@@ -116,14 +121,14 @@ def law(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndar
     for name, dims in LAW.items():
         if name in arrays and arrays[name].ndim == len(dims):
             for dim, size in zip(dims, arrays[name].shape, strict=True):
-                sizes.setdefault(dim, size)
+                sizes[dim] = max(size, sizes.get(dim, 0)) if dim == "seeds" else sizes.setdefault(dim, size)
     if "edges" in sizes and sizes.get("bins", sizes["edges"] - 1) != sizes["edges"] - 1:
         sizes["edges"] = -1
     found, gaps = {}, []
     for name, array in arrays.items():
         fits = name in LAW and array.dtype.kind in "fiu" and array.ndim == len(LAW[name])
         named = list(zip(LAW[name], array.shape, strict=True)) if fits else []
-        fits = fits and all(sizes[dim] == n and 0 < n <= MOST.get(dim, n) for dim, n in named)
+        fits = fits and all(n in (sizes[dim], _least(dim, sizes)) and 0 < n <= MOST.get(dim, n) for dim, n in named)
         impossible = array == -np.inf if name.startswith("log_") else False  # what has no chance has this logarithm
         if fits and bool((np.isfinite(array) | impossible).all()):
             found[name] = array
@@ -136,6 +141,9 @@ def law(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndar
         ("noise_true", "noise_learned", "noise_class"),
     ):
         if not all(name in found for name in group):  # one is not drawn without the other
-            for name in group:
-                found.pop(name, None)
+            there = [name for name in group if name in found]
+            lost = [name for name in group if name not in arrays]
+            gaps += [f"{where} has the array {there[0]!r} without {lost[0]!r}"] if there and lost else []
+            for name in there:
+                found.pop(name)
     return found, gaps
