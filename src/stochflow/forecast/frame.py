@@ -170,7 +170,11 @@ def read(
     table[ID] = table[ID].astype(str)
     numbered = (schema is not None and isinstance(schema.freq, int)) or freq.isdigit()
     table[STAMP], zone = read_stamps(
-        pandas, table[STAMP], where, numbered or (not freq and schema is None and are_numbers(pandas, table[STAMP]))
+        pandas,
+        table[STAMP],
+        where,
+        numbered or (not freq and schema is None and are_numbers(pandas, table[STAMP])),
+        freq or ("" if schema is None else getattr(schema.freq, "freqstr", "")),
     )
     if until is not None:
         limit = until if pandas.api.types.is_integer_dtype(table[STAMP]) else without_zone(pandas, until, zone)

@@ -14,12 +14,17 @@ import numpy as np
 from stochflow.errors import UserError
 
 STAMP = "ds"
+MONTHS = r"(?:19|20)\d\d(?:0[1-9]|1[0-2])"  # 202001: a month, and no counter
+DIGITS = MONTHS + r"(?:0[1-9]|[12]\d|3[01])"  # 20200131: a day
+TURNED = r"\s*(\d{1,2})([/.-])(\d{1,2})\2(\d{4})(.*)"  # 31/01/2020 or 01/31/2020, and what follows
 
 
 def are_numbers(pandas: Any, column: Any) -> bool:
-    """Short whole numbers (years, counters) are stamps by themselves; eight digits are a date."""
+    """Short whole numbers (years, counters) are stamps by themselves; six digits can be a month, eight are a date."""
     text = column.dropna().astype(str)
-    return bool(len(text)) and bool(text.str.fullmatch(r"-?\d{1,6}").all())
+    if not len(text) or text.str.fullmatch(MONTHS).all():
+        return False
+    return bool(text.str.fullmatch(r"-?\d{1,6}").all())
 
 
 def without_zone(pandas: Any, stamp: Any, zone: tuple[str, str] | None) -> Any:
@@ -33,7 +38,7 @@ def without_zone(pandas: Any, stamp: Any, zone: tuple[str, str] | None) -> Any:
 
 
 def read_stamps(
-    pandas: Any, column: Any, where: Callable[[Any], str], numbered: bool
+    pandas: Any, column: Any, where: Callable[[Any], str], numbered: bool, freq: str = ""
 ) -> tuple[Any, tuple[str, str] | None]:
     """(stamps without a time zone, the zone): days and longer are kept as wall time, because days are not equally long; shorter as UTC."""
     if column.isna().any():
@@ -49,30 +54,76 @@ def read_stamps(
                 f"{where(first)}, column {STAMP}: {column[first]!r} is not a whole number, as the other stamps are: mend it"
             )
         return made.astype("int64"), None
+    if pandas.api.types.is_integer_dtype(column) and column.astype(str).str.fullmatch(f"{MONTHS}|{DIGITS}").all():
+        column = column.astype(str)
     if pandas.api.types.is_numeric_dtype(column):
         raise UserError(
             f"the column {STAMP} holds numbers, but --freq is not one: give --freq 1 for integer stamps, or dates in {STAMP}"
         )
     if column.dtype == "datetime64[ns]":
         return column, None
+    if isinstance(column.dtype, pandas.PeriodDtype):
+        return column.dt.to_timestamp(), None
     zone = getattr(column.dtype, "tz", None)
-    if zone is None and len(column):  # text: one offset that all stamps share is their zone
-        first = pandas.to_datetime(column.iloc[0], errors="coerce")
-        zone = getattr(first, "tzinfo", None)
+    text = zone is None
+    if text:
+        column = _dates_as_text(pandas, column, freq)
     made = pandas.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
     if made.isna().any():
-        made = pandas.to_datetime(column, errors="coerce", utc=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that stamps are read one by one
+            made = pandas.to_datetime(column, errors="coerce", utc=True)
     if made.isna().any():
         first = column.index[made.isna()][0]
         raise UserError(
             f"{where(first)}, column {STAMP}: {column[first]!r} is not a date: write dates as 2020-01-31 or 2020-01-31 13:00"
         )
+    if text and len(column):  # the offset of the newest stamp, because forecasts follow it
+        last = pandas.to_datetime(column.iloc[int(made.to_numpy().argmax())], errors="coerce")
+        zone = getattr(last, "tzinfo", None)
     if zone is None:
         return made.dt.tz_localize(None), None
     wall = made.dt.tz_convert(zone).dt.tz_localize(None)
     if (wall == wall.dt.normalize()).all():
         return wall, (str(zone), "wall")
     return made.dt.tz_localize(None), (str(zone), "utc")
+
+
+def _dates_as_text(pandas: Any, column: Any, freq: str) -> Any:
+    """Months as 202001, and dates as 31/01/2020 or 01/31/2020, in the order of ISO 8601; everything else as it is."""
+    text = column.astype(str).str.strip()
+    if text.str.fullmatch(MONTHS).all():
+        return text.str[:4] + "-" + text.str[4:]
+    parts = text.str.extract(f"^{TURNED}$")
+    if parts.isna().any(axis=None):
+        return column
+    one, two = (parts[i].str.zfill(2) for i in (0, 2))
+    able, steps = [], []
+    for month, day in ((one, two), (two, one)):
+        made = parts[3] + "-" + month + "-" + day + parts[4]
+        read = pandas.to_datetime(made, errors="coerce", utc=True, format="ISO8601")
+        if read.notna().all():
+            able.append(made)
+            steps.append(np.diff(np.unique(read.to_numpy())).astype("timedelta64[s]").astype(np.float64))
+    if len(able) < 2 or (one == two).all():
+        return able[0] if able else column
+    if min(map(len, steps)) == 0:
+        return able[0]
+    if freq and not freq.isdigit():  # the order in which stamps are so far apart
+        start = pandas.Timestamp("2001-01-01")
+        try:
+            due = (start + 8 * pandas.tseries.frequencies.to_offset(freq) - start).total_seconds() / 8
+        except ValueError:
+            due = 1.0  # `frequency` says what is wrong with it
+        off = [abs(float(np.log(np.median(s) / due))) for s in steps]
+        if min(off) < 0.5 * max(off):
+            return able[int(np.argmin(off))]
+    uneven = [float(s.max() / np.median(s)) for s in steps]  # read in the wrong order, stamps leap
+    if min(uneven) < 0.5 * max(uneven):
+        return able[int(np.argmin(uneven))]
+    raise UserError(
+        f"the dates in {STAMP} can be read with the day or with the month first ({text.iloc[0]!r}): write them as 2020-01-31, or say with --freq how far apart they are"
+    )
 
 
 def frequency(pandas: Any, groups: dict[str, Any], freq: str) -> Any:
