@@ -426,13 +426,24 @@ class Forecaster:
 
     def _past(self, frame: pd.DataFrame | None, until: Any) -> tuple[list[Track], list[list[Any]]]:
         self._need()
-        if frame is None:
-            if until is not None:
-                raise UserError("`until` cuts a frame, but none was given: predict(frame, until=...)")
-            return self.tracks, self.stamps
-        s = self.settings
-        _, tracks, stamps = read(frame, s.freq, s.gaps, s.season, until, self.schema, self._columns())
+        tracks, stamps = self.tracks, self.stamps
+        if frame is not None:
+            s = self.settings
+            _, tracks, stamps = read(frame, s.freq, s.gaps, s.season, until, self.schema, self._columns())
+        elif until is not None:
+            raise UserError("`until` cuts a frame, but none was given: predict(frame, until=...)")
+        self.check_ahead(tracks)
         return tracks, stamps
+
+    def check_ahead(self, tracks: Sequence[Track]) -> None:
+        """UserError where a column that is known in advance is not known for every step to forecast."""
+        horizon, columns = self.settings.horizon, self.settings.future
+        for t in tracks:
+            if columns and len(t.later) < horizon:
+                raise UserError(
+                    f"series {t.name!r} has {len(t.later)} rows after its last value, but {', '.join(columns)} must be known for {horizon} steps: "
+                    "add rows with them and without a value"
+                )
 
     def _need(self) -> Fitted:
         if self.fitted is None:

@@ -142,7 +142,7 @@ def read(
     schema: Schema | None = None,
     columns: Columns = Columns(),  # noqa: B008 - a frozen value
 ) -> tuple[Schema, list[Track], list[list[Any]]]:
-    """(schema, tracks, stamps of each track) of a long frame; rows after the stamp `until` are dropped before anything is looked at.
+    """(schema, tracks, stamps of each track) of a long frame; rows after the stamp `until` are dropped before anything is looked at (but for columns that are known in advance).
 
     A track has a row per step of the frequency: with gaps allowed, rows that are missing hold NaN.
     """
@@ -178,7 +178,9 @@ def read(
     )
     if until is not None:
         limit = until if pandas.api.types.is_integer_dtype(table[STAMP]) else without_zone(pandas, until, zone)
-        table = table[table[STAMP] <= limit]
+        past = table[STAMP] <= limit
+        # what is known in advance is known after it, too
+        table = table.assign(**{VALUE: table[VALUE].where(past)}) if columns.future and past.any() else table[past]
     if not len(table):
         raise UserError(
             "the table holds no rows to learn from"
@@ -260,7 +262,7 @@ def _known(pandas: Any, track: Track, group: Any, ahead: Any, schema: Schema, wh
     missing = [c for c in schema.future if c not in rows.columns]
     if missing:
         raise UserError(f"the column {missing[0]!r} was there at fit and is missing now: give the same columns")
-    made = np.stack([_numbers(pandas, rows[c], c, where).to_numpy() for c in schema.future], 1)
+    made = np.stack([_advance(pandas, rows[c], c, where) for c in schema.future], 1)
     later = () if ahead is None else tuple(ahead[STAMP])
     past, rest = made[: len(group)], made[len(group) :]
     if len(past) != len(track.y):  # readings were put on the grid
@@ -269,6 +271,21 @@ def _known(pandas: Any, track: Track, group: Any, ahead: Any, schema: Schema, wh
         full[slot] = past
         past = full
     return track._replace(known=np.concatenate([past, rest]), later=later)
+
+
+def _advance(pandas: Any, column: Any, name: str, where: Callable[[Any], str]) -> np.ndarray:
+    """Numbers, or true and false, of a column that is known in advance: one in every row."""
+    words = column.astype(str).str.strip().str.lower()
+    if words.isin(("true", "false")).all():
+        return (words == "true").to_numpy(dtype=np.float64)
+    wrong = ~np.isfinite(pandas.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64))
+    if wrong.any():
+        first = column.index[wrong][0]
+        what = "the value is missing" if pandas.isna(column[first]) else f"{column[first]!r} is not a finite number"
+        raise UserError(
+            f"{where(first)}, column {name}: {what}: a column that is known in advance has a number in every row, such as a price, or a holiday as 0 and 1"
+        )
+    return pandas.to_numeric(column).to_numpy(dtype=np.float64)
 
 
 # columns ------------------------------------------------------------------------------------------------------------
