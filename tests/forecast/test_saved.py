@@ -187,6 +187,10 @@ def tall(paths: np.ndarray) -> np.ndarray:
     return paths.sum(1)
 
 
+def failing(paths: np.ndarray) -> np.ndarray:
+    return np.full(len(paths), 1 // 0)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     pytest.importorskip("scoringrules")
@@ -228,7 +232,7 @@ def test_other_commands_take_the_folder(folder, tmp_path, capsys):
 
 def test_resuming_renews_everything_but_the_back_test(folder, tmp_path):
     out = tmp_path / "tilted"
-    forecast_command(Forecast(**QUICK), None, out, model=folder, tilt=Tilt(tall, "tall", 0.02))
+    forecast_command(Forecast(), None, out, model=folder, tilt=Tilt(tall, "tall", 0.02))
     (out / "metrics.json").write_text(json.dumps({**json.loads((out / "metrics.json").read_text()), "mase": 1.0}))
     assert (out / "tilted.csv").is_file()
     before = json.loads((out / "config.json").read_text())["forecast"]["steps"]
@@ -258,3 +262,48 @@ def test_a_saved_forecaster_is_used_on_new_data_and_tilted(folder, tmp_path):
     found = again.tilt(tall, 0.02, steps=10, samples=200)
     assert found.paths.sum(1).mean() > found.own.sum(1).mean()
     assert torch.is_tensor(found.drawn.states)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--beta", "0.01"], "--score"),
+        (["--score", f"{__name__}:tall", "--beta", "1", "--at-least", "7000"], "one of the two"),
+        (["--score", f"{__name__}:tall", "--beta", "nan"], "finite"),
+        (["--score", f"{__name__}:failing"], "ZeroDivisionError"),
+        (["--horizon", "5"], "without --model"),
+        (["--rivals", "ets"], "without --model"),
+    ],
+)
+def test_what_a_learned_forecaster_cannot_do_is_said_in_a_sentence(folder, tmp_path, capsys, words, said):
+    out = tmp_path / "out"
+    assert main(["forecast", "--model", str(folder), "--out", str(out), *words]) == 2
+    told = capsys.readouterr().err.strip()
+    assert said in told
+    assert len(told.splitlines()) == 1
+    assert not out.exists()
+
+
+def test_futures_are_tilted_to_low_scores_and_intervals_are_as_asked(folder, tmp_path, capsys):
+    out = tmp_path / "low"
+    words = ["--score", f"{__name__}:tall", "--beta", "-0.02", "--levels", "50", "--samples", "64"]
+    assert main(["forecast", "--model", str(folder), "--out", str(out), "--quiet", *words]) == 0
+    figures = json.loads((out / "metrics.json").read_text())
+    assert figures["score_tilted"] < figures["score_own"]
+    told = capsys.readouterr().out
+    assert "tilted futures" in told
+    assert "back-test" not in told
+    assert "stochflow-lo-50" in (out / "forecasts.csv").read_text()
+    assert np.load(out / "samples.npy").shape[1] == 64
+
+
+def test_tables_name_series_and_stamps_as_the_user_does(tmp_path):
+    frame = shipped("air_passengers").rename(columns={"unique_id": "line", "ds": "month", "y": "people"})
+    names = {"id_col": "line", "time_col": "month", "target_col": "people"}
+    settings = Forecast(**{**QUICK, "origins": 0, "network": "off"}, **names)
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    forecast_command(settings, tmp_path / "data.csv", tmp_path / "out", tilt=Tilt(tall, "tall", 0.02))
+    for file in ("forecasts.csv", "tilted.csv"):
+        assert list(pd.read_csv(tmp_path / "out" / file).columns[:2]) == ["line", "month"]
+    main(["sample", str(tmp_path / "out"), "-n", "2", "--out", str(tmp_path / "drawn.csv")])
+    assert list(pd.read_csv(tmp_path / "drawn.csv").columns) == ["line", "sample", "month", "value"]

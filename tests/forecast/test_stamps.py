@@ -47,5 +47,6 @@ def test_periods_are_dates():
 def test_forecasts_follow_in_the_offset_of_the_newest_stamp():
     meant = pd.date_range("2023-10-20", periods=24 * 14, freq="h", tz="Europe/Berlin")  # summer time ends
     found, schema = stamps_of([str(x) for x in meant])
-    assert found[-1] == meant[-1] and str(found[-1]) == str(meant[-1])
+    assert found[-1] == meant[-1]
+    assert str(found[-1]) == str(meant[-1])
     assert str(schema.shown(schema.after(meant[-1].tz_convert("UTC").tz_localize(None), 1))[0]).endswith("+01:00")

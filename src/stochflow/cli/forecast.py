@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import time
 from dataclasses import field
 from pathlib import Path
@@ -83,10 +84,19 @@ def run_forecast(words: list[str]) -> int:
     made = dataclasses.make_dataclass("forecast", fields, frozen=True)
     made.__doc__ = inspect.getdoc(Forecast)
     asked: Any = parsed(made, words, prog="stochflow forecast", config=(tyro.conf.OmitArgPrefixes,))
-    asked.settings.check()
+    if not asked.score:  # a tilt may go either way
+        asked.settings.check()
     if asked.at_least is not None and not asked.score:
         raise UserError(
             "--at-least says which level of a score is asked for: name the score with --score module:function"
+        )
+    if asked.settings.beta and not asked.score and asked.settings.mode == "nll":
+        raise UserError("--beta says how strongly futures are tilted by a score: name it with --score module:function")
+    if not math.isfinite(asked.settings.beta):
+        raise UserError(f"--beta is {asked.settings.beta}, but it must be a finite number")
+    if asked.settings.beta and asked.at_least is not None:
+        raise UserError(
+            "--at-least asks for the futures that reach a level, and --beta for a tilt: give one of the two"
         )
     score = _score(asked.score) if asked.score else None
     from stochflow.forecast.command import Tilt, forecast_command
@@ -94,7 +104,7 @@ def run_forecast(words: list[str]) -> int:
     tilt, settings = None, asked.settings
     if score is not None:  # `--beta` is then the tilt's, and no sharpness of an error reward
         tilt = Tilt(score, asked.score, settings.beta or 1.0, asked.at_least, asked.series or None)
-        settings = dataclasses.replace(settings, beta=0.0)
+        settings = dataclasses.replace(settings, beta=0.0).check()
     show = Progress(asked.quiet)
     with show:
         done = forecast_command(
@@ -118,15 +128,27 @@ def _score(word: str) -> Any:
     sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except ImportError as problem:
+    except Exception as problem:  # whatever the user's module does
+        words = str(problem) if isinstance(problem, ImportError) else f"{type(problem).__name__}: {problem}"
         raise UserError(
-            f"--score {word!r} cannot be imported ({problem}): check the module's name and folder"
+            f"--score {word!r} cannot be imported ({words}): check the module's name, folder and code"
         ) from None
     finally:
         sys.path.remove("")
     if not callable(found):
         raise UserError(f"--score {word!r}: the module {module} has no function {name!r}")
-    return found
+
+    def score(paths: Any) -> Any:
+        try:
+            return found(paths)
+        except UserError:
+            raise
+        except Exception as problem:
+            raise UserError(
+                f"--score {word!r} fails on futures of shape {paths.shape} ({type(problem).__name__}: {problem}): mend the function"
+            ) from problem
+
+    return score
 
 
 # folders of a forecast --------------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from stochflow.files.reading import read_cells, read_json, shown
 from stochflow.forecast import report
 from stochflow.forecast.config import Forecast
 from stochflow.forecast.forecaster import Forecaster
-from stochflow.forecast.frame import SHIPPED, read_csv, shipped
-from stochflow.forecast.page import TILTED, write_page
+from stochflow.forecast.frame import SHIPPED, read, read_csv, shipped
+from stochflow.forecast.page import write_page
+from stochflow.forecast.report import TILTED
 from stochflow.forecast.training import Watch
 from stochflow.runs.atomic import refuse_special, replacing, text_file
 from stochflow.runs.export import harmless
@@ -75,7 +76,7 @@ def forecast_command(
     settings.check()
     target = Path(out)
     if model is not None:
-        forecaster, word = Forecaster.load(model), str(model)
+        forecaster, word = _as_asked(Forecaster.load(model), settings, model), str(model)
         if data is not None:  # what is kept in the folder is what its forecasts follow
             forecaster.tracks, forecaster.stamps = forecaster._past(_frame(str(data)), None)
         with report.whole_folder(target) as folder:
@@ -88,11 +89,32 @@ def forecast_command(
         report.need_metrics()
     with report.whole_folder(target) as folder:  # refuses a folder in use before anything is trained
         forecaster = Forecaster(settings, watch=watch)
+        if settings.future:  # before anything is learned
+            s = settings
+            _, tracks, stamps = read(frame, s.freq, s.gaps, s.season, columns=forecaster._columns())
+            forecaster.check_ahead(forecaster._long_enough(tracks, stamps)[0])
         metrics: dict[str, Any] = {}
         if settings.origins:
             metrics = _tested(forecaster, frame, folder)
         forecaster.fit(frame)
         return _written(folder, target, forecaster, metrics, word, tilt)
+
+
+FREE = ("levels", "samples", "seed", "id_col", "time_col", "target_col", "device")  # with a forecaster that has learned
+
+
+def _as_asked(forecaster: Forecaster, settings: Forecast, model: str | Path) -> Forecaster:
+    """A loaded forecaster with the settings that were asked for; UserError where one was settled when it learned."""
+    own = dataclasses.asdict(forecaster.settings)
+    asked = {k: v for k, v in dataclasses.asdict(settings).items() if v != getattr(Forecast(), k) and v != own[k]}
+    settled = [k for k in asked if k not in FREE]
+    if settled:
+        name = settled[0]
+        raise UserError(
+            f"--{name.replace('_', '-')} {asked[name]} changes nothing in {shown(Path(model))}, which has learned already: leave it out, or forecast without --model"
+        )
+    forecaster.settings = dataclasses.replace(forecaster.settings, **asked).check()
+    return forecaster
 
 
 def _need_memory(settings: Forecast, series: int, row: int = 16) -> None:
@@ -221,7 +243,7 @@ def is_forecast(folder: str | Path) -> bool:
 
 
 def sample_folder(folder: Path, n: int, seed: int, out: Path | None) -> str:
-    """`n` futures of each series of a saved forecast as a long table (unique_id, sample, ds, value): written, or as text."""
+    """`n` futures of each series of a saved forecast as a long table (unique_id, sample, ds, value; series and stamps under their own names): written, or as text."""
     import pandas
 
     forecaster = Forecaster.load(folder)
@@ -234,9 +256,9 @@ def sample_folder(folder: Path, n: int, seed: int, out: Path | None) -> str:
     parts = [
         pandas.DataFrame(
             {
-                "unique_id": track.name,
+                forecaster.settings.id_col: track.name,
                 "sample": np.repeat(np.arange(len(paths)), len(stamps)),
-                "ds": stamps * len(paths),
+                forecaster.settings.time_col: stamps * len(paths),
                 "value": paths.reshape(-1),
             }
         )

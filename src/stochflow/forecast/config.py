@@ -32,7 +32,7 @@ class Forecast:
     mix: float = 0.5
     """weight of the likelihood in mode mix, between 0 and 1"""
     beta: float = 0.0
-    """with --score: futures in proportion to P exp(BETA score), 1 by default; in modes mse, mae, mix the sharpness of the error reward (0: half the
+    """with --score: futures in proportion to P exp(BETA score), 1 by default, below 0 for low scores; in modes mse, mae, mix the sharpness of the error reward (0: half the
     horizon, which gives each step the spread of the training errors)"""
     encoder: Literal["transformer", "mlp"] = "transformer"
     """how the past is read"""

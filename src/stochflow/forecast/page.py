@@ -16,11 +16,10 @@ from typing import Any
 from stochflow.errors import UserError
 from stochflow.files.reading import read_bytes, read_cells, read_json, shown
 from stochflow.files.schema import anything, mapping
-from stochflow.forecast.report import TOLD
+from stochflow.forecast.report import TILTED, TOLD
 from stochflow.runs.atomic import write_text
 
 MOST = 1 << 28
-TILTED = ("event", "tilt", "score")  # how the names of figures of tilted futures begin
 _OBJECT = mapping({}, more=anything)
 ROWS = 60  # of a table that are shown
 

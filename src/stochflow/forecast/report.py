@@ -101,6 +101,7 @@ def _pinball(quantile: np.ndarray, truth: np.ndarray, q: float) -> np.ndarray:
     return np.maximum(q * off, (q - 1) * off)
 
 
+TILTED = ("event", "tilt", "score")  # how the names of figures of tilted futures begin
 TOLD = {
     "mase": "MASE of the median (error in units of the seasonal naive's on the past)",
     "mse": "MSE of the mean, in the series' units squared",
@@ -118,6 +119,17 @@ TOLD = {
     "first_passage": "Brier score of first passages",
     "energy": "energy score of paths, in units of a series' mean change",
     "variogram": "variogram score of paths, likewise",
+    "event": "event that was asked for",
+    "event_probability": "its probability under the forecaster",
+    "event_low": "the 95 % interval of that, from",
+    "event_high": "to",
+    "event_hits": "draws in which it happened",
+    "event_draws": "of so many",
+    "tilt": "futures are tilted by",
+    "tilt_effective": "effective sample size of the tilted futures",
+    "tilt_log_z": "log of the forecaster's mean of exp(beta score)",
+    "score_tilted": "mean score of the tilted futures",
+    "score_own": "mean score of the forecaster's own futures",
     "windows": "rolling origins times series",
     "forecasts": "values forecast and known",
 }
@@ -126,10 +138,14 @@ TOLD = {
 def summary(metrics: dict[str, Any], table: pd.DataFrame, rows: int = 12) -> str:
     """What a person wants to see first: how good the back-test was, and the first series' forecasts."""
     lines = []
-    if metrics:
-        lines.append("back-test")
-        lines += [f"  {TOLD.get(key, key):<72} {number(value)}" for key, value in metrics.items()]
-        lines.append("")
+    tilted = {k: v for k, v in metrics.items() if k.startswith(TILTED)}
+    for title, part in (
+        ("back-test", {k: v for k, v in metrics.items() if k not in tilted}),
+        ("tilted futures", tilted),
+    ):
+        if part:
+            told = {k: v if isinstance(v, str) else number(v) for k, v in part.items()}
+            lines += [title, *[f"  {TOLD.get(key, key):<72} {value}" for key, value in told.items()], ""]
     name = table.columns[0]  # of the series
     first = table[table[name] == table[name].iloc[0]][:rows]
     shown = first.drop(columns=name).to_string(index=False, float_format=lambda v: f"{v:.5g}")
@@ -180,9 +196,10 @@ def tilt_chart(path: Path, history: tuple[list[Any], np.ndarray], tilted: Tilted
     figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
     axis.plot(history[0][-recent:], history[1][-recent:], color="black", lw=1.2, label="observed")
     level = tilted.levels[:1]
-    _fan(axis, table["ds"], table, "stochflow", level, "tab:blue", "forecast")
-    _fan(axis, table["ds"], table, "tilted", level, "tab:red", "tilted")
-    axis.plot(table["ds"], tilted.paths[:SHOWN_PATHS].T, color="tab:red", lw=0.4, alpha=0.6)
+    stamps = tilted.stamps
+    _fan(axis, stamps, table, "stochflow", level, "tab:blue", "forecast")
+    _fan(axis, stamps, table, "tilted", level, "tab:red", "tilted")
+    axis.plot(stamps, tilted.paths[:SHOWN_PATHS].T, color="tab:red", lw=0.4, alpha=0.6)
     _dress(axis, tilted.series, level)
     figure.savefig(path, dpi=130)
     plt.close(figure)

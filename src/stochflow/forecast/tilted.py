@@ -35,6 +35,7 @@ class Tilted:
     drawn: Draws
     stamps: list[Any]
     levels: tuple[int, ...]
+    columns: tuple[str, str] = ("unique_id", "ds")  # of the series and of the stamps in `table`
 
     @property
     def _weight(self) -> np.ndarray:
@@ -70,7 +71,7 @@ class Tilted:
         """A row per step: the tilted median and intervals beside the forecaster's."""
         import pandas
 
-        made = pandas.DataFrame({"unique_id": self.series, "ds": self.stamps})
+        made = pandas.DataFrame(dict(zip(self.columns, (self.series, self.stamps), strict=True)))
         for name, paths in (("tilted", self.paths), ("stochflow", self.own)):
             made[name] = np.median(paths, 0)
             for level in self.levels:
@@ -110,7 +111,7 @@ class Session:
             return within(prior.restored(self.track, ends, made[None]), limit)[0]
 
         self.levels, self.fitted, self.trained = forecaster.settings.levels, fitted, fitted.task.env
-        self.seed = forecaster.settings.seed
+        self.seed, self.columns = forecaster.settings.seed, (forecaster.settings.id_col, forecaster.settings.time_col)
         self.env = env
         self.tilting = Tilting(env, fitted.policy, values, score, seed=self.seed)
 
@@ -141,7 +142,7 @@ def tilt(session: Session, beta: float, samples: int, steps: int) -> Tilted:
         w = torch.from_numpy(np.exp(log - log.max()))
         chosen = torch.multinomial(w / w.sum(), samples, replacement=True).numpy()
         own = drawn.paths[: drawn.made[0]]
-    return Tilted(session.name, beta, drawn.paths[chosen], own, drawn, session.stamps, session.levels)
+    return Tilted(session.name, beta, drawn.paths[chosen], own, drawn, session.stamps, session.levels, session.columns)
 
 
 def probability(session: Session, at_least: float, draws: int, steps: int) -> tuple[Probability, Tilted]:
@@ -158,4 +159,6 @@ def probability(session: Session, at_least: float, draws: int, steps: int) -> tu
             else np.zeros(0, dtype=np.int64)
         )
         own = drawn.paths[: drawn.made[0]]
-    return found, Tilted(session.name, 0.0, drawn.paths[chosen], own, drawn, session.stamps, session.levels)
+    return found, Tilted(
+        session.name, 0.0, drawn.paths[chosen], own, drawn, session.stamps, session.levels, session.columns
+    )
