@@ -50,3 +50,11 @@ def test_forecasts_follow_in_the_offset_of_the_newest_stamp():
     assert found[-1] == meant[-1]
     assert str(found[-1]) == str(meant[-1])
     assert str(schema.shown(schema.after(meant[-1].tz_convert("UTC").tz_localize(None), 1))[0]).endswith("+01:00")
+
+
+@pytest.mark.parametrize("freq", ["D", "MS", "W"])
+def test_midnights_of_a_place_are_days_though_their_offset_changes(freq):
+    meant = pd.date_range("2023-01-01", periods=60, freq=freq, tz="Europe/Paris")
+    found, schema = stamps_of([str(x) for x in meant])
+    assert [x.tz_localize(None) for x in found] == [x.tz_localize(None) for x in meant]
+    assert schema.freq == pd.tseries.frequencies.to_offset("W-SUN" if freq == "W" else freq)

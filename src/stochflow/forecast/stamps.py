@@ -16,6 +16,7 @@ from stochflow.errors import UserError
 STAMP = "ds"
 MONTHS = r"(?:19|20)\d\d(?:0[1-9]|1[0-2])"  # 202001: a month, and no counter
 DIGITS = MONTHS + r"(?:0[1-9]|[12]\d|3[01])"  # 20200131: a day
+OFFSET = r"\s*(?:Z|[+-]\d{2}:?\d{2})\s*$"
 TURNED = r"\s*(\d{1,2})([/.-])(\d{1,2})\2(\d{4})(.*)"  # 31/01/2020 or 01/31/2020, and what follows
 
 
@@ -84,6 +85,10 @@ def read_stamps(
     if zone is None:
         return made.dt.tz_localize(None), None
     wall = made.dt.tz_convert(zone).dt.tz_localize(None)
+    if text:  # the offset of a midnight changes with summer time
+        bare = column.astype(str).str.replace(OFFSET, "", regex=True)
+        here = pandas.to_datetime(bare, errors="coerce", utc=True, format="ISO8601").dt.tz_localize(None)
+        wall = here if here.notna().all() else wall
     if (wall == wall.dt.normalize()).all():
         return wall, (str(zone), "wall")
     return made.dt.tz_localize(None), (str(zone), "utc")
