@@ -46,7 +46,7 @@ log = logging.getLogger("stochflow")
 
 NAME = "stochflow"  # the column of point forecasts
 HELD_OUT = 0.15  # of the training windows, the last ones, to find out how long to train
-TOGETHER = 20_000  # futures drawn at once
+TOGETHER = 4_000  # futures drawn at once
 UNTESTED = 100  # most iterations where nothing validates: longer, networks learn few windows by heart
 LEAST_ROWS = 6  # values of a series beyond a horizon
 MOST_WINDOWS = 20_000  # held for training
