@@ -307,3 +307,25 @@ def test_tables_name_series_and_stamps_as_the_user_does(tmp_path):
         assert list(pd.read_csv(tmp_path / "out" / file).columns[:2]) == ["line", "month"]
     main(["sample", str(tmp_path / "out"), "-n", "2", "--out", str(tmp_path / "drawn.csv")])
     assert list(pd.read_csv(tmp_path / "drawn.csv").columns) == ["line", "sample", "month", "value"]
+
+
+def test_a_rival_that_is_not_installed_is_told_before_anything_is_learned(tmp_path, monkeypatch):
+    from stochflow.forecast import rivals
+
+    monkeypatch.setattr(rivals, "find_spec", lambda name: None)
+    looks = []
+    with pytest.raises(UserError, match="leave it out of --rivals"):
+        forecast_command(Forecast(**QUICK, rivals=("naive", "ets")), "co2", tmp_path / "out", looks.append)
+    assert not looks
+    assert not (tmp_path / "out").exists()
+
+
+def test_figures_that_no_tilt_can_have_are_refused(folder):
+    made = Forecaster.load(folder)
+    for beta, more in ((float("nan"), {}), (float("inf"), {}), (1.0, {"samples": 0}), (1.0, {"steps": -1})):
+        with pytest.raises(UserError, match="must be"):
+            made.tilt(tall, beta, **more)
+    for level, more in ((float("nan"), {}), (1.0, {"draws": 0})):
+        with pytest.raises(UserError, match="must be"):
+            made.probability(tall, level, **more)
+    assert made.probability(tall, at_least=-1e9, draws=200, steps=2).value <= 1

@@ -17,7 +17,7 @@ from stochflow import __version__
 from stochflow.errors import UserError
 from stochflow.files.memory import need
 from stochflow.files.reading import read_cells, read_json, shown
-from stochflow.forecast import report
+from stochflow.forecast import report, rivals
 from stochflow.forecast.config import Forecast
 from stochflow.forecast.forecaster import Forecaster
 from stochflow.forecast.frame import SHIPPED, read, read_csv, shipped
@@ -87,6 +87,7 @@ def forecast_command(
     _need_memory(settings, series)
     if settings.origins:
         report.need_metrics()
+        rivals.need(settings.rivals)
     with report.whole_folder(target) as folder:  # refuses a folder in use before anything is trained
         forecaster = Forecaster(settings, watch=watch)
         if settings.future:  # before anything is learned

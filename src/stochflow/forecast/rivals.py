@@ -6,6 +6,8 @@ futures, so their CRPS is that of the normal law with their centre and their 80 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
 
 NORMAL_90 = 1.2815515655446004  # the 90 % point of the standard normal
 AGAIN = 1000  # bootstrap samples
+
+
+def need(names: Sequence[str]) -> None:
+    """UserError where one of these rivals cannot be asked here."""
+    for name in names:
+        if name != "naive" and find_spec("statsforecast") is None:
+            raise UserError(
+                f"the rival {name} comes from statsforecast, which is not installed: pip install 'stochflow[forecast]', or leave it out of --rivals"
+            )
 
 
 def normal_crps(truth: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
@@ -51,12 +62,9 @@ def forecasts(name: str, track: Track, end: int, season: int, horizon: int) -> t
         raise UserError(
             f"series {track.name!r} has gaps, which the rival {name} does not take: leave it out of --rivals"
         )
-    try:
-        from statsforecast import models
-    except ImportError:
-        raise UserError(
-            f"the rival {name} comes from statsforecast, which is not installed: pip install 'stochflow[forecast]'"
-        ) from None
+    need((name,))
+    from statsforecast import models
+
     if name == "mstl" and season == 1:
         raise UserError("the rival mstl takes seasons off, but the series have none: leave it out of --rivals")
     made: Any = {

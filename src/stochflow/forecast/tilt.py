@@ -207,7 +207,7 @@ def estimate(log_weight: np.ndarray, event: np.ndarray) -> Probability:
     """The weighted mean of an event [N], its interval on the logarithm's scale."""
     count = len(event)
     f = np.exp(log_weight) * event
-    value = float(f.mean())
+    value = min(float(f.mean()), 1.0)  # the weights' mean is 1 but for chance
     hits = int((event > 0).sum())
     if value <= 0:
         return Probability(0.0, 0.0, float(min(1.0, 3.0 / count * np.exp(log_weight).max())), float(count), hits, count)

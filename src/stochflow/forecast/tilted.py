@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from stochflow.forecast.forecaster import Forecaster
+
+LEAST_DRAWS = 100
 
 
 @dataclass
@@ -89,7 +92,9 @@ class Session:
         tracks, stamps = forecaster._past(frame, until)
         names = [t.name for t in tracks]
         if series is None and len(names) > 1:
-            raise UserError(f"the forecaster knows {len(names)} series: say which one with series={names[0]!r}, ...")
+            raise UserError(
+                f"the forecaster knows {len(names)} series: say which one with --series (in Python series=), such as {names[0]!r}"
+            )
         if series is not None and series not in names:
             raise UserError(f"there is no series {series!r}{did_you_mean(series, names)}: {', '.join(names[:5])}")
         if forecaster.settings.noise != "none":
@@ -133,8 +138,16 @@ class Session:
         self.fork.__exit__(*problem)
 
 
+def _check(name: str, good: bool, value: float, wanted: str) -> None:
+    if not good:
+        raise UserError(f"{name} is {value}, but it must be {wanted}")
+
+
 def tilt(session: Session, beta: float, samples: int, steps: int) -> Tilted:
     """See `Forecaster.tilt`."""
+    _check("beta", math.isfinite(beta), beta, "a finite number")
+    _check("samples", samples >= 1, samples, "at least 1")
+    _check("steps", steps >= 0, steps, "0 or more")
     with session as tilting:
         tilting.to(beta, steps)
         drawn = tilting.draws(max(4 * samples, 4000))
@@ -147,6 +160,9 @@ def tilt(session: Session, beta: float, samples: int, steps: int) -> Tilted:
 
 def probability(session: Session, at_least: float, draws: int, steps: int) -> tuple[Probability, Tilted]:
     """See `Forecaster.probability`; and the futures in which the event happens."""
+    _check("at_least", math.isfinite(at_least), at_least, "a finite number")
+    _check("draws", draws >= LEAST_DRAWS, draws, f"at least {LEAST_DRAWS}, because an interval is read off them")
+    _check("steps", steps >= 0, steps, "0 or more")
     with session as tilting:
         tilting.reach(at_least, steps)
         drawn = tilting.draws(draws)
