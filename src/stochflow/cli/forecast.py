@@ -119,22 +119,18 @@ def run_forecast(words: list[str]) -> int:
 
 def _score(word: str) -> Any:
     """The function that the user names on this command line."""
-    import importlib
-    import sys
+    from stochflow.runs.imports import import_user
 
     module, _, name = word.partition(":")
     if not (module and name):
         raise UserError(f"--score {word!r} names no function: write module:function")
-    sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        found = getattr(import_user(module), name, None)
     except Exception as problem:  # whatever the user's module does
         words = str(problem) if isinstance(problem, ImportError) else f"{type(problem).__name__}: {problem}"
         raise UserError(
             f"--score {word!r} cannot be imported ({words}): check the module's name, folder and code"
         ) from None
-    finally:
-        sys.path.remove("")
     if not callable(found):
         raise UserError(f"--score {word!r}: the module {module} has no function {name!r}")
 
