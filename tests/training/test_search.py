@@ -510,3 +510,51 @@ def test_replay_by_rank_passes_on_that_its_source_asks():
     trainer.train(6)
     inner.settle()
     assert trainer.oracle_calls == 3 * 6
+
+
+def test_between_two_questions_the_latest_own_draws_are_replayed_beside_the_best():
+    """Half as many as the best, none that a search found, with the scores they were given; none of it teaches a model of the noise."""
+    task = strings()
+    policy = Policy(task.env, MLP(8, 1), seeds=(0, 1))
+    source = RankReplay(
+        Population(OnPolicy(task, policy, 3), task, policy, children=5), RankBuffer(task.env, 20, 2), 8, every=2
+    )
+    drawn = []
+    for step in range(6):
+        batch = source.act(torch.tensor(float(step)))
+        if step % 2 == 0:
+            batch = batch._replace(score=task.oracle(batch.states[-1]))
+            drawn += batch.states[-1][:, :3].unbind(1)
+            assert source.mix(batch).score.shape[1] == 8 + 8
+            continue
+        assert not bool(batch.real.any())
+        latest = {tuple(x.flatten().tolist()) for x in drawn[-4:]}
+        assert {tuple(x.flatten().tolist()) for x in batch.states[-1][:, 8:].unbind(1)} == latest
+        assert batch.score.shape[1] == 8 + len(drawn[-4:])
+        assert torch.equal(batch.score, task.oracle(batch.states[-1]))
+
+
+def test_from_the_answers_to_one_question_the_policy_learns_where_the_mass_belongs():
+    """Nothing more is asked, and log-variance alone would only settle the best among themselves."""
+    env = Strings("ACGT", 10)
+    task = Task(env, Exact(), Host(lambda texts: [t.count("A") / 10 for t in texts], env), Power(10.0, floor=0.1))
+    torch.manual_seed(0)
+    policy = Policy(env, MLP(32, 2))
+    source = RankReplay(OnPolicy(task, policy, 64), RankBuffer(env, 16), 64, every=1000)
+    trainer = Trainer(task, policy, Known(env, Exact()), LogVariance(), source, lr=3e-3)
+    trainer.train(100)
+    assert trainer.oracle_calls == 64
+    assert (
+        float(task.oracle(rollout(task, policy, 500).states[-1]).mean()) > 0.55
+    )  # random strings: .25; the best alone: .48
+
+
+def test_a_replay_saved_before_it_kept_the_latest_draws_is_loaded():
+    task = strings()
+    saved, opened = made("rank", task), made("rank", task)
+    saved.train(4)
+    old = {k: v for k, v in saved.state_dict().items() if ".latest." not in k}
+    opened.load_state_dict(old)
+    assert int(opened.source.latest.written) == 0
+    assert torch.equal(opened.source.buffer.score, saved.source.buffer.score)
+    opened.train(8)

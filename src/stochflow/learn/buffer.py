@@ -105,6 +105,12 @@ def join(first: Trajectories, second: Trajectories) -> Trajectories:
     )
 
 
+def taken(traj: Trajectories, places: Tensor) -> Trajectories:
+    """The trajectories at `places` [n] of a batch, the same ones of every seed."""
+    along = (2, 2, 2, 2, 1, 1)
+    return Trajectories(*(x.index_select(dim, places) for x, dim in zip(traj, along, strict=True)))
+
+
 def with_scores(traj: Trajectories, score: Tensor) -> Trajectories:
     """The batch with its scores [S, B]; one without a score (NaN) gives its place to another, random one of its seed."""
     blank = score.isnan()
@@ -115,15 +121,15 @@ def with_scores(traj: Trajectories, score: Tensor) -> Trajectories:
     good = torch.multinomial((~blank).float(), score.shape[1], replacement=True)
     place = torch.where(blank, good, torch.arange(score.shape[1], device=score.device))
 
-    def taken(x: Tensor) -> Tensor:  # [T, S, B, ...]
+    def replaced(x: Tensor) -> Tensor:  # [T, S, B, ...]
         index = place.view(1, *place.shape, *[1] * (x.dim() - 3)).expand_as(x)
         return x.gather(2, index)
 
     return Trajectories(
-        taken(traj.states),
-        taken(traj.actions),
-        taken(traj.moves),
-        taken(traj.alive),
+        replaced(traj.states),
+        replaced(traj.actions),
+        replaced(traj.moves),
+        replaced(traj.alive),
         score.gather(1, place).to(traj.score),
         traj.real.gather(1, place),
     )

@@ -1,11 +1,16 @@
-"""Replay by rank: the best objects are kept for ever, and the better ones are drawn more often."""
+"""Replay by rank: the best objects are kept for ever, and the better ones are drawn more often.
+
+Between two questions the policy's own latest draws are replayed beside them. A batch of the best alone says in what
+proportion to draw these, and nothing of how much the policy draws elsewhere: what it last drew, and is known to be
+worse, is what the best are weighed against.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from stochflow.errors import UserError
-from stochflow.learn.buffer import Buffer, join
+from stochflow.learn.buffer import Buffer, join, taken
 from stochflow.training.search.paths import code
 from stochflow.training.sources import Source
 from stochflow.types import Trajectories
@@ -64,7 +69,8 @@ class RankBuffer(Buffer):
 class RankReplay(Source):
     """Another source's batch with `replay` of the best trajectories beside it.
 
-    With `every` above 1 the oracle is asked in one iteration of so many; the others learn from replay alone.
+    With `every` above 1 the oracle is asked in one iteration of so many; the others learn from replay alone, of the best
+    and of the latest trajectories that were `real` (the policy's own, not found by a search), half as many.
     """
 
     static = False
@@ -74,6 +80,7 @@ class RankReplay(Source):
         if every < 1 or replay < 1:
             raise UserError(f"replay = {replay} and every = {every} must be at least 1")
         self.source, self.buffer, self.replay, self.every = source, buffer, replay, every
+        self.latest = Buffer(buffer.env, max(1, replay // 2), len(buffer.score)).to(buffer.score.device)
         self.scored, self.asks, self.fresh = source.scored, source.asks, True
 
     def act(self, step):
@@ -84,6 +91,10 @@ class RankReplay(Source):
             return self.source.act(step)
         # chosen by what came out, so a model of the noise must not learn from it
         again = self.buffer.sample(self.replay)
+        held = min(int(self.latest.written), self.latest.capacity)
+        if held:
+            every = torch.arange(held, device=again.score.device)
+            again = join(again, self.latest.rebuild(every.expand(len(again.score), -1)))
         return again._replace(real=torch.zeros_like(again.real))
 
     def use(self, engine, word, trace):
@@ -97,4 +108,12 @@ class RankReplay(Source):
             return traj
         traj = self.source.mix(traj)
         self.buffer.add(traj)
+        own = traj.real.all(0).nonzero().squeeze(1)[-self.latest.capacity :]
+        if len(own):
+            self.latest.add(taken(traj, own))
         return join(traj, self.buffer.sample(self.replay))
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        for name, start in self.latest.state_dict().items():  # an earlier version kept none
+            state.setdefault(f"{prefix}latest.{name}", start)
+        super()._load_from_state_dict(state, prefix, *rest)
