@@ -38,7 +38,7 @@ MANY = 3000  # oracle calls up to which smaller generations find more
 FEW: dict[str, Any] = {"batch": 56, "children": 24}
 LEARNING, RAREST = 600, 32  # steps a policy needs until the budget is spent, and the most between two questions
 USUAL = 10_000  # oracle calls, where no budget is named: after three quarters the target is a fixed law
-READ = 50  # letters up to which a transformer reads 10,000 strings within minutes on one core; beyond, an MLP
+READ = 100  # letters up to which a transformer reads what 10,000 answers teach within three minutes on two cores; beyond, an MLP
 
 
 def log_size(task: Task, settings: Train) -> float | None:
