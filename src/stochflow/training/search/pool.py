@@ -153,13 +153,9 @@ class Pool(Best):
         self.register_buffer("clock", torch.zeros(2, dtype=torch.long))  # objects noted: in this search; since it moved
         self.register_buffer("mark", torch.tensor(-torch.inf, dtype=torch.float64))  # its spread when it last moved
 
-    def note(self, objects: Tensor, scores: Tensor, own: Tensor | None = None) -> Tensor:
-        """Take in answers: objects [n, L], scores [n]; `own` [n]: which came of these parents, all where it is not given.
-
-        Returns which of them [n] are new and good enough to be kept.
-        """
-        numbers = code(objects)
-        fresh = first_of_each(numbers)
+    def note(self, objects: Tensor, scores: Tensor, own: Tensor | None = None) -> None:
+        """Take in answers: objects [n, L], scores [n]; `own` [n]: which came of these parents, all where it is not given."""
+        fresh = first_of_each(code(objects))
         fresh = fresh[~self.known(objects[fresh])]
         objects, scores = objects[fresh], scores[fresh].float()
         own = torch.ones(len(fresh), dtype=torch.bool) if own is None or not len(self.aside.scores) else own[fresh]
@@ -169,10 +165,8 @@ class Pool(Best):
         self.admit(objects[own], scores[own], lowest)
         if not bool(own.all()):
             self.aside.admit(objects[~own], scores[~own], lowest)
-        there = torch.isin(numbers[fresh], torch.cat([code(self.objects.long()), code(self.aside.objects.long())]))
         self.clock += len(fresh)
         self._turn(lowest)
-        return torch.zeros(len(numbers), dtype=torch.bool).index_put_((fresh,), there)
 
     def _turn(self, lowest: float) -> None:
         """Put these parents aside, or join them with those put aside, where they have not moved for long."""

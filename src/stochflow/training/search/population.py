@@ -38,9 +38,7 @@ class Breeding(NamedTuple):
 DEFAULT = Breeding()
 FOREVER = 1 << 60
 FIRST = 10.0  # mean rank of the parents before there is a population
-WORSE = 4  # how much more seldom another source's objects are kept than children, where it has a turn while the law still moves
-SELDOM = 4  # in one batch of so many
-LATELY = 0.9  # memory of how often objects were kept
+SELDOM = 4  # another source has a turn in one batch of so many while the law still moves
 EARLY = 3  # generations of random strings before there is a population
 
 
@@ -161,10 +159,8 @@ class Population(Growing, Source):
             raise UserError(f"children = {children} is no population: give 2 or more")
         self.source, self.task, self.size = source, task, children
         self._policy, self._from = [policy], 0
-        self.kept: Tensor
         self.rest: Tensor
         self.width: Tensor
-        self.register_buffer("kept", torch.ones(2, dtype=torch.float64))  # lately: the other source's, children
         self.register_buffer("rest", torch.zeros((), dtype=torch.long))  # batches until the other source's next turn
         self.register_buffer("width", torch.zeros((), dtype=torch.long))  # how many objects it gave
         how = DEFAULT._replace(start=min(DEFAULT.start, EARLY * children))
@@ -190,19 +186,14 @@ class Population(Growing, Source):
         mine = slice(self._from, self._from + size)
         own = torch.zeros(score.shape[1], dtype=torch.bool)
         own[mine] = True
-        kept = []
         for breeder, objects, scores in zip(self.each, final, score, strict=True):
             breeder.note(scores[mine])
-            kept.append(breeder.pool.note(objects, scores, own))
-        share = torch.stack(kept).double()
-        self.kept[1] += (1 - LATELY) * (share[:, mine].mean() - self.kept[1])
+            breeder.pool.note(objects, scores, own)
         if not self._from:
             self.rest -= 1
             return traj
-        self.kept[0] += (1 - LATELY) * (share[:, : self._from].mean() - self.kept[0])
         self.width.fill_(self._from)
-        dull = WORSE * float(self.kept[0]) < float(self.kept[1])
-        self.rest.fill_(SELDOM - 1 if dull and self._moving else 0)
+        self.rest.fill_(SELDOM - 1 if self._moving else 0)
         return self.source.mix(traj)
 
     @property
