@@ -84,7 +84,7 @@ class Sample:
     simulate: int = 0
     """make each of them this often through the task's noise, and sort by the mean score of what comes out"""
     condition: str = ""
-    """draw under one condition alone: its values with commas between, such as 0.5,12, or its number"""
+    """draw under one condition alone: its values with commas between, such as 0.5,12, or its number, or real values between those that were learned; learned values are tried first, then a whole number as the number of a condition, then values between (a whole one is written 1.0)"""
     task: str = ""
     """a task of one's own is code: name it again, as my_module:my_function, to have it imported and called"""
     trust: bool = False

@@ -56,6 +56,8 @@ def shortlist(
 
 def _order(row: Row) -> tuple[float, str]:
     """Best first, ties in the order of the alphabet: the same whatever the order of drawing."""
+    if row["score"] is None:
+        raise UserError("--top and --min-distance take the best by score, and these objects have none: leave them out")
     return (-float(row["score"]), str(_object(row)))
 
 
@@ -218,6 +220,8 @@ def synthesised(task: Task, rows: Iterable[Row], draws: int = 256, seed: int = 0
         raise UserError(f"--simulate {draws} must be at least 1: a few hundred give a mean to about a hundredth")
     if not rows or "sequence" not in rows[0]:
         raise UserError("--simulate makes sequences letter by letter, and this task builds none: leave it out")
+    if task.env.contexts is not None:
+        raise UserError("--simulate makes orders without a condition, and this task has conditions: leave it out")
     loop = open_loop_of(task.oracle)
     if loop is not None:
         seen = look_ahead(loop._replace(makings=draws, seed=seed), [str(r["sequence"]) for r in rows])

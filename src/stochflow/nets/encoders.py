@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from stochflow.nets.layers import Generators, Linear
+from stochflow.worlds.conditioned import Contexts
 from stochflow.worlds.env import Env
 
 
@@ -43,19 +44,14 @@ class MLPEncoder:
 class _MLPEncoder(Encoder):
     def __init__(self, env: Env, spec: MLPEncoder, gens: Generators):
         super().__init__()
-        self._kept: tuple[Tensor, Tensor] | None = None
-        self.env = env  # its table is read at each call: contexts may change without another network
+        self._contexts = Contexts(env)  # read at each call: they may change without another network
         self.width = spec.hidden
         assert env.contexts is not None
         sizes = [env.contexts[0].numel()] + [spec.hidden] * spec.layers
         self.layers = nn.ModuleList(Linear(a, b, gens, gain=math.sqrt(2.0)) for a, b in pairwise(sizes))
 
     def forward(self, row):
-        given = self.env.contexts
-        assert given is not None
-        if self._kept is None or self._kept[0] is not given or self._kept[1].device != row.device:
-            self._kept = given, given.flatten(1).float().to(row.device)  # moved once per table
-        x = self._kept[1][row]
+        x = self._contexts(row.device)[row]
         for layer in self.layers:
             x = relu(layer(x))
         return x

@@ -21,7 +21,7 @@ from stochflow.engines.choose import walk
 from stochflow.errors import UserError, did_you_mean, need_kind
 from stochflow.files.reading import shown
 from stochflow.law.floors import caution
-from stochflow.law.measure import SAMPLES, Yardstick, forked, scored, summarise
+from stochflow.law.measure import SAMPLES, Yardstick, forked, summarise
 from stochflow.law.parts import residual_parts
 from stochflow.learn.buffer import Buffer
 from stochflow.learn.evaluate import evaluate
@@ -36,6 +36,7 @@ from stochflow.noise.thought_state import augment, step_memory
 from stochflow.runs import defaults, tasks
 from stochflow.runs.asked import best_asked, figures, known_objects, random_figures
 from stochflow.runs.beside import check_beside
+from stochflow.runs.condition import Under
 from stochflow.runs.config import Config, Train, UserTask
 from stochflow.runs.cost import check_law, check_memory, check_step
 from stochflow.runs.values import Values, make_dynamics, make_net, make_objective, make_source
@@ -55,7 +56,6 @@ from stochflow.training.trainer import Iteration, NoiseTraining, Trainer
 from stochflow.types import Task, Trajectories
 from stochflow.worlds.check import check_env
 from stochflow.worlds.check_task import check_channel, check_oracle
-from stochflow.worlds.env import Env
 
 log = logging.getLogger("stochflow")
 IN_PYTHON = "python:task"  # the name of a task that was handed over as an object and cannot be rebuilt from a folder
@@ -336,12 +336,13 @@ class Experiment:
     def sample(self, n: int, seed: int = 0, condition: str = "") -> Iterator[dict[str, Any]]:
         """Rows of `n` objects drawn from the averaged policy through the channel, spread evenly over the seeds.
 
-        `condition`: the values of one context, or its number; without it conditioned tasks draw under every context alike.
+        `condition`: the values of one context, its number, or values between those of the learned ones (docs/how-to/oracles.md);
+        without it conditioned tasks draw under every context alike.
         """
         need_kind(
             "condition", condition, str, "the values of one condition with commas between, or its number, as text"
         )
-        chosen = context_row(self.task.env, condition) if condition else None
+        under = Under(self.yardstick.task, condition)
         for what, value, least in (("n", n, 1), ("seed", seed, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
                 raise UserError(f"{what} is {value!r}, but it must be a whole number of at least {least}")
@@ -350,13 +351,12 @@ class Experiment:
         made = 0
         while made < n:
             batch = min(self._together(), math.ceil((n - made) / seeds))
-            with self.trainer.averaged(), forked((seed * 1_000_003 + made) % 2**31, self.device):
-                under = None if chosen is None else torch.full((seeds, batch), chosen, device=self.device)
-                request = Request(self.yardstick.task, self.policy, batch, row=under)
-                rows = self.rows(scored(self.yardstick.task, walk(request, self.config.train.engine).trajectories))
+            with self.trainer.averaged(), forked((seed * 1_000_003 + made) % 2**31, self.device), under.table():
+                request = Request(under.task, self.policy, batch, row=under.rows(seeds, batch, self.device))
+                rows = self.rows(*under.scored(walk(request, self.config.train.engine).trajectories))
             for row in with_prospects(self.task.oracle, rows[: n - made]):
                 made += 1
-                yield {"id": f"design_{made:0{max(4, width)}d}", **row}
+                yield {"id": f"design_{made:0{max(4, width)}d}", **under.told(row)}
 
     def _together(self) -> int:
         """Objects a seed drawn at once: what a batch takes is bounded whatever the number of seeds and the length."""
@@ -364,9 +364,9 @@ class Experiment:
         return max(1, min(CHUNK, NUMBERS // (env.horizon * env.state_dim)) // self.config.train.seeds)
 
     @torch.no_grad()
-    def rows(self, traj: Trajectories) -> list[dict[str, Any]]:
+    def rows(self, traj: Trajectories, task: Task | None = None) -> list[dict[str, Any]]:
         """One row per object: what it is, its score, its log-reward, and the log-probability of the way it was built."""
-        task = self.yardstick.task
+        task = task or self.yardstick.task
         terms = evaluate(task, self.policy, Known(task.env, task.channel), traj, None, frozenset({"log_move"}))
         assert terms.log_move is not None
 
@@ -427,25 +427,3 @@ def with_prospects(oracle: Any, rows: list[dict[str, Any]]) -> list[dict[str, An
         }
         for r in rows
     ]
-
-
-def context_row(env: Env, condition: str) -> int:
-    """The number of the context that is meant: by its values, with commas between, or by its number."""
-    if env.contexts is None:
-        raise UserError(f"--condition {condition!r} was given, but this task has no conditions: leave it out")
-    table = env.contexts.double().flatten(1)
-    try:
-        values = [float(word) for word in condition.split(",")]
-    except ValueError:
-        values = []
-    if len(values) == table.shape[1]:
-        near = (table - torch.tensor(values, dtype=torch.float64)).abs().amax(1)
-        if float(near.min()) < 1e-6:
-            return int(near.argmin())
-    if len(values) == 1 and values[0] == int(values[0]) and 0 <= values[0] < len(table):
-        return int(values[0])
-    some = "; ".join(",".join(f"{v:g}" for v in row) for row in table[:8].tolist())
-    more = f" and {len(table) - 8} more" if len(table) > 8 else ""
-    raise UserError(
-        f"--condition {condition!r} is none of the run's {len(table)} conditions ({some}{more}): give one of them"
-    )

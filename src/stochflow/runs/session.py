@@ -74,9 +74,9 @@ class Result:
             for i in range(seeds)
         ]
 
-    def sample(self, n: int, seed: int = 0) -> list[dict[str, Any]]:
-        """`n` objects from the averaged policy."""
-        return list(self.experiment.sample(n, seed))
+    def sample(self, n: int, seed: int = 0, condition: str = "") -> list[dict[str, Any]]:
+        """`n` objects from the averaged policy; `condition` as in `Experiment.sample`."""
+        return list(self.experiment.sample(n, seed, condition))
 
 
 def may_fail(experiment: Experiment) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from stochflow.errors import UserError
 from stochflow.ops import PerDevice, one_thread
 from stochflow.scores.oracles import count_calls
-from stochflow.worlds.conditioned import Conditioned
+from stochflow.worlds.conditioned import Conditioned, Contexts
 from stochflow.worlds.env import Env
 from stochflow.worlds.strings import Strings
 
@@ -96,7 +96,6 @@ class GCContent:
     on_device = True
 
     def __init__(self, env: Conditioned):
-        assert env.contexts is not None
         if env.contexts.shape[1] != 2:
             raise UserError(
                 f"a context of GC content is a row [target, beta], but these are {env.contexts.shape[1]} wide: "
@@ -106,29 +105,28 @@ class GCContent:
         assert isinstance(strings, Strings)
         strong = torch.tensor([letter in "GC" for letter in strings.alphabet] + [False])  # padding is neither
         self.env, self.pad, self.calls = env, strings.pad, 0
-        self._constants = PerDevice(env.contexts[:, 0].float(), strong)
+        self._strong, self._contexts = PerDevice(strong), Contexts(env)
 
     def share(self, state: Tensor) -> Tensor:
         """The share of G and C among the letters so far, [...]."""
         text = state[..., 1:]
-        _, strong = self._constants(state.device)
-        return strong[text].sum(-1) / (text != self.pad).sum(-1).clamp(min=1)
+        return self._strong(state.device)[0][text].sum(-1) / (text != self.pad).sum(-1).clamp(min=1)
 
     def __call__(self, state: Tensor) -> Tensor:
         count_calls(self, state)
-        target, _ = self._constants(state.device)
-        return 1 - (self.share(state) - target[state[..., 0]]).abs()
+        target = self._contexts(state.device)[:, 0][state[..., 0]]
+        return 1 - (self.share(state) - target).abs()
 
 
 class Tempered:
     """log R = beta * score with the context's beta: one policy for every temperature."""
 
     def __init__(self, env: Conditioned, column: int = 1):
-        assert env.contexts is not None
-        self._beta = PerDevice(env.contexts[:, column].float())
+        self.column, self._contexts = column, Contexts(env)
 
     def __call__(self, score: Tensor, state: Tensor, step: Any = None) -> Tensor:
-        return self._beta(state.device)[0][state[..., 0]].to(score) * score
+        beta = self._contexts(state.device)[:, self.column][state[..., 0]]
+        return beta.to(score) * score
 
 
 # peptides -----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from stochflow.errors import UserError
+from stochflow.ops import PerDevice
 from stochflow.worlds.channels import Confusion, Exact, Neighbour, Slip
 from stochflow.worlds.env import Channel, Enumerable, Env, Inside, need_env
 
@@ -15,8 +17,11 @@ from stochflow.worlds.env import Channel, Enumerable, Env, Inside, need_env
 class Conditioned(Enumerable):
     """States are [row | inner state]; `contexts` [R, ...] holds the values of row r and stays out of the state.
 
-    The policy encodes contexts[row] once per batch; oracle and reward find their target by the row.
+    The policy encodes contexts[row] once per batch; oracle and reward find their target by the row. Those that read
+    `contexts` at each call also know conditions that were not learned (`with_row`).
     """
+
+    contexts: Tensor
 
     def __init__(self, inner: Env, contexts: Tensor):
         need_env(inner, "the inner environment")
@@ -36,6 +41,17 @@ class Conditioned(Enumerable):
         self.num_moves, self.horizon, self.stop, self.tree = inner.num_moves, inner.horizon, inner.stop, inner.tree
         same = all(getattr(type(self), name) is getattr(Conditioned, name) for name in ("initial", "moves", "step"))
         self.free = inner.free and same
+
+    @contextmanager
+    def with_row(self, values: Tensor) -> Iterator[int]:
+        """For a while the table has one more row, of these values: its number."""
+        before = self.contexts
+        row = values.to(before).reshape(1, *before.shape[1:])
+        self.contexts, self.rows = torch.cat([before, row]), len(before) + 1
+        try:
+            yield len(before)
+        finally:
+            self.contexts, self.rows = before, len(before)
 
     def _with(self, state: Tensor, inner: Tensor) -> Tensor:
         """The inner state under the condition of `state`."""
@@ -101,3 +117,24 @@ class Conditioned(Enumerable):
 
     def __repr__(self) -> str:
         return f"Conditioned({self.inner!r}, {self.rows} contexts)"
+
+
+class Contexts:
+    """An environment's contexts as they are at each call, as numbers [R, W], with one copy per device.
+
+    The copies of the table that it begins with stay, for a CUDA graph may have recorded them.
+    """
+
+    def __init__(self, env: Env):
+        self.env = env
+        self._first = self._last = self._read()
+
+    def _read(self) -> tuple[Tensor, PerDevice]:
+        assert self.env.contexts is not None
+        return self.env.contexts, PerDevice(self.env.contexts.flatten(1).float())
+
+    def __call__(self, device: torch.device) -> Tensor:
+        given = self.env.contexts
+        if given is not self._last[0]:
+            self._last = self._first if given is self._first[0] else self._read()
+        return self._last[1](device)[0]
