@@ -45,7 +45,7 @@ def repeated_draws(log: Any) -> Any:
     alone = _number(most) and most > COMMONEST
     if _listed(row):  # a small space repeats itself, and a target may lie on one object
         wrong = row["excess_tv"] if _number(row.get("excess_tv")) else row["tv"]
-        if not alone or wrong <= most / 2:
+        if not log.look or not alone or wrong <= most / 2:  # before the warm-up a policy is anywhere
             return None
     elif distinct >= REPEATS and not alone:
         return None
