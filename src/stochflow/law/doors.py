@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,11 +68,3 @@ def need_two(first: str, p: Any, second: str, q: Any) -> None:
         raise UserError(
             f"{first} has shape {tuple(p.shape)} and {second} {tuple(q.shape)}: give two laws over the same objects"
         ) from problem
-
-
-def numbers(name: str, values: Any) -> np.ndarray:
-    """A flat array of numbers; UserError where these are none."""
-    try:
-        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64).reshape(-1)
-    except (TypeError, ValueError) as problem:
-        raise UserError(f"{name} are {one_line(repr(values), 80)}, but they must be numbers") from problem

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from stochflow.errors import UserError, need_number, need_whole
 from stochflow.files.memory import need
-from stochflow.law.doors import need_tensor, need_two, numbers
+from stochflow.law.doors import need_tensor, need_two
+from stochflow.law.numbers import numbers
 from stochflow.noise.dynamics import remembered
 from stochflow.ops import masked_mean, pick
 from stochflow.types import Terms, Trajectories

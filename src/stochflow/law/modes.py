@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stochflow.errors import UserError, did_you_mean, need_kind, one_line
-from stochflow.law.doors import numbers
+from stochflow.law.numbers import numbers
 from stochflow.scores.data import digits, tfbind8
 
 TFBIND8_THRESHOLD, TFBIND8_DISTANCE = 0.889, 2  # Shen et al.: 328 modes of SIX6_REF_R1
