@@ -43,8 +43,8 @@ def shown(values: list[float]) -> str:
 
 def main_table(found: Cells) -> str:
     lines = [
-        "| problem | arm | seeds | best | mean of the 100 best | of the 100 best at a distance | distance in the 100 | novelty | CPU s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| problem | arm | seeds | best | mean of the 100 best | of the 100 best at a distance | distance in the 100 | novelty | mean of the policy's draws | CPU s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for task in dict.fromkeys(t for t, _ in found):
         for arm in ORDER:
@@ -52,10 +52,11 @@ def main_table(found: Cells) -> str:
             if not row or len(row) < 2:
                 continue
             new = [c["novelty"] for c in row if c["novelty"] is not None]
+            drawn = [c["policy"]["sample_score"] for c in row if c.get("policy")]
             lines.append(
                 f"| {task} | {arm} | {len(row)} | {mean([c['best'] for c in row]):.3f} | {shown([c['top'] for c in row])} | "
                 f"{shown([c['apart'] for c in row])} | {mean([c['diversity'] for c in row]):.1f} | {f'{mean(new):.1f}' if new else ''} | "
-                f"{mean([c['cpu_s'] for c in row]):.0f} |"
+                f"{f'{mean(drawn):.3f}' if len(drawn) == len(row) else ''} | {mean([c['cpu_s'] for c in row]):.0f} |"
             )
     return "\n".join(lines)
 
@@ -104,27 +105,6 @@ def calls(found: Cells) -> str:
     return "\n".join(lines)
 
 
-def draws() -> str:
-    """What the final policy itself draws, beside the version before it was given its latest draws to learn from."""
-    rows: Cells = defaultdict(list)
-    for cell in json.loads((RESULTS / "design_draws.json").read_text())["cells"]:
-        rows[cell["task"], cell["arm"]].append(cell)
-    lines = [
-        "| problem | seeds | mean score of its draws, before | now | distance between them | mean of the 100 best asked, before | now | at a distance, before | now | CPU s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for task in dict.fromkeys(t for t, _ in rows):
-        before, now = rows[task, "before"], rows[task, "default"]
-        each = [mean([c["policy"]["sample_score"] for c in arm]) for arm in (before, now)]
-        found = [mean([c[key] for c in arm]) for key in ("top", "apart") for arm in (before, now)]
-        far = mean([c["policy"]["diversity"] for c in now])
-        lines.append(
-            f"| {task} | {len(now)} | {each[0]:.3f} | {each[1]:.3f} | {far:.1f} | {' | '.join(f'{x:.3f}' for x in found)} | "
-            f"{mean([c['cpu_s'] for c in now]):.0f} |"
-        )
-    return "\n".join(lines)
-
-
 def tuning() -> str:
     result = json.loads((RESULTS / "design_tune.json").read_text())
     means: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -168,7 +148,7 @@ def plot(found: Cells, out: Path) -> None:
 def rendered(page: str) -> str:
     """The page with its tables as the results say them."""
     found = cells()
-    for name, text in (("goals", goals(found)), ("figures", main_table(found)), ("calls", calls(found)), ("draws", draws()), ("tuning", tuning())):
+    for name, text in (("goals", goals(found)), ("figures", main_table(found)), ("calls", calls(found)), ("tuning", tuning())):
         begin, end = f"<!-- {name}: benchmarks/design_tables.py -->", f"<!-- end of {name} -->"
         before, rest = page.split(begin)
         page = f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
