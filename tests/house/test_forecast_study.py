@@ -13,17 +13,26 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def study():
+def benchmark(name):
     pytest.importorskip("pandas")
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        spec = importlib.util.spec_from_file_location("forecast_study", ROOT / "benchmarks" / "forecast_study.py")
+        spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
         made = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(made)
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
     return made
+
+
+@pytest.fixture(scope="module")
+def study():
+    return benchmark("forecast_study")
+
+
+@pytest.fixture(scope="module")
+def bound():
+    return benchmark("forecast_bound")
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +80,33 @@ def test_no_method_is_always_near_the_best_of_the_others(study, found):
         assert ratio == pytest.approx(found["summary"]["to_best"][name], rel=1e-3)
         low, high = few["interval"][name]
         assert low < ratio < high
+
+
+def test_the_law_of_a_known_process_is_exact(bound):
+    mean, deviation = bound.PROCESSES["AR(1), .8"].ahead(np.array([2.0]))
+    assert mean == pytest.approx(2 * 0.8 ** np.arange(1, 9))
+    assert deviation == pytest.approx(np.sqrt(np.cumsum(0.64 ** np.arange(8))))
+    dice = np.random.default_rng(0)
+    for name, process in bound.PROCESSES.items():
+        state = process.states(5, dice)[-1]
+        mean, deviation = process.ahead(state)
+        x, shocks = np.tile(state, (4000, 1)), dice.multivariate_normal(np.zeros(len(state)), process.noise, (8, 4000))
+        for shock in shocks:
+            x = x @ process.step.T + process.drift + shock
+        assert x[:, 0].mean() == pytest.approx(mean[-1], abs=4 * deviation[-1] / np.sqrt(4000)), name
+        assert x[:, 0].std() == pytest.approx(deviation[-1], rel=0.06), name
+
+
+def test_the_truth_itself_is_often_behind_the_best_of_several(bound):
+    found = json.loads(bound.RESULTS.read_text())
+    assert bound.summary(found["series"]) == found["summary"]
+    page = (bound.RESULTS.parents[2] / "docs" / "forecasting.md").read_text()
+    truth, ours = found["summary"]["truth"], found["summary"]["stochflow"]
+    assert (
+        f"behind the best of four rivals on {truth['far']} of them, by up to {truth['worst']:.2f} (ours on {ours['far']}"
+        in page
+    )
+    assert (
+        f"the truth has {truth['mean']:.2f}, AutoARIMA {found['summary']['AutoARIMA']['mean']:.2f}, ours {ours['mean']:.2f}"
+        in page
+    )

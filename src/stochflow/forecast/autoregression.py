@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 MOST_LAGS = 3
+CELLS = 4_000_000  # values whose autoregressions are learned at once
 FOLDS = 5  # blocks of time
 LEAST_ROWS = 4  # for each coefficient
 PULL = 1.0  # rows that say that a change tells nothing of the next
@@ -42,6 +43,9 @@ def crossed(u: np.ndarray, lag: int, columns: np.ndarray, horizon: int) -> np.nd
 
 def fit(u: np.ndarray, lag: int, known: np.ndarray | None = None) -> np.ndarray:
     """[N, 1 + P] constants and coefficients, of the order with the least corrected criterion of Akaike; of the `known` rows alone."""
+    step = max(1, CELLS // u.shape[1])
+    if len(u) > step:
+        return np.concatenate([fit(u[i : i + step], lag, known) for i in range(0, len(u), step)])
     x = series(u, lag)
     good = np.isfinite(x) if known is None else np.isfinite(x) & known
     n = good.sum(1)

@@ -2,7 +2,7 @@
 
     N series    T rows    O origins    M members    H steps of the horizon
 Members are exponential smoothing with four kinds of trend, with and without seasons, the seasonal naive forecast, theta, linear
-regressions of values and of changes, shared by all series, and autoregressions of each series where rows are few. Their weights, the growth of errors with the step, and how errors follow the recent unrest and the level are
+regressions of values and of changes, shared by all series, and autoregressions of each series. Their weights, the growth of errors with the step, and how errors follow the recent unrest and the level are
 learned from rolling origins of the past. What is learned depends on nothing after the last row given, and a forecast on nothing after its origin.
 """
 
@@ -88,7 +88,7 @@ class Ensemble:
     spread: np.ndarray  # [N] of the regression's units
     coefficients: np.ndarray  # [H, P] of the regression of values
     growth: np.ndarray  # [H, P'] of the regression of changes
-    repeated: np.ndarray  # [N, 2 or 0, 1 + lags] of each series' autoregressions of values and of changes
+    repeated: np.ndarray  # [N, 2, 1 + lags] of each series' autoregressions of values and of changes
     layout: regression.Layout
     weights: np.ndarray  # [N, M]
     unit: np.ndarray  # [N] spread of errors in units of their step's
@@ -131,7 +131,11 @@ class Ensemble:
                 location.append(np.tensordot(made[i][rows], own.weights[i], (1, 0)) + bias)
                 scale.append(wide)
                 series.append(np.full(len(e), ids[i]))
-        return Located(np.concatenate(location), np.maximum(np.concatenate(scale), 1e-9), np.concatenate(series))
+        return Located(
+            np.concatenate(location),
+            np.maximum(np.concatenate(scale), np.finfo(np.float64).tiny),
+            np.concatenate(series),
+        )
 
     def _acquaint(self, i: int, u: np.ndarray, end: int) -> None:
         """Parameters of a series that was not there at fit, from its own rows before `end`."""
@@ -216,7 +220,7 @@ def fit(tracks: Sequence[Track], power: np.ndarray, plan: Plan) -> tuple[Ensembl
     shape = regression.layout(int(np.median(rows)), tuple(m for m in plan.seasons if m > 1), plan.long, plan.horizon)
     n = len(tracks)
     found = Ensemble(
-        plan, tuple(t.name for t in tracks), power, rates, spread, np.zeros((plan.horizon, 0)), np.zeros((plan.horizon, 0)), members.autoregressions(u, plan, rows), shape, np.zeros((n, 0)),
+        plan, tuple(t.name for t in tracks), power, rates, spread, np.zeros((plan.horizon, 0)), np.zeros((plan.horizon, 0)), members.autoregressions(u, plan), shape, np.zeros((n, 0)),
         np.ones(n), np.ones((n, plan.horizon)), np.zeros((n, plan.horizon)), np.ones(n), np.ones(n), (0.0, 0.0), floor,
     )  # fmt: skip
     short = not len(columns)  # too short for a single error: nothing is learned of it
@@ -233,7 +237,7 @@ def fit(tracks: Sequence[Track], power: np.ndarray, plan: Plan) -> tuple[Ensembl
     found.coefficients, found.growth = lines[0][0], lines[1][0]
     kinds = autoregression.kinds(plan.pair[0])[: found.repeated.shape[1]]
     repeated = [autoregression.crossed(u, lag, columns, plan.horizon) for lag in kinds]
-    crossed = np.stack([*[x[1] for x in lines], *repeated], 2)  # [N, O, 2 or 4, H]
+    crossed = np.stack([*[x[1] for x in lines], *repeated], 2)  # [N, O, 4, H]
     truth = np.stack([_ahead(u, columns, h) for h in range(1, plan.horizon + 1)], 2)  # [N, O, H]
     truth[columns[None] < first[:, None]] = np.nan
     errors, one = members.errors(found, u, start, columns, crossed, truth)
@@ -252,7 +256,7 @@ def _spread(u: np.ndarray, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         warnings.simplefilter("ignore")  # a series without two values has no spread
         spread, overall = np.nanstd(u[:, lag:] - u[:, :-lag], axis=1), np.nanstd(u, axis=1)
         size = np.nanmax(np.abs(u), 1)
-    floor = np.maximum(1e-6 * np.maximum(1.0, size), 1e-3 * np.where(np.isfinite(overall), overall, 0))
+    floor = np.maximum(1e-6 * np.where(size > 0, size, 1.0), 1e-3 * np.where(np.isfinite(overall), overall, 0))
     return np.maximum(np.where(np.isfinite(spread), spread, 0), floor), floor
 
 

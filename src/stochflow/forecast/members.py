@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 CHOSEN_ON = 2500  # last rows on which filters are chosen
 BORROWED = 30.0  # rows of its own against which a series of a panel trusts what is best for all
-REPEATED = 200  # rows below which autoregressions are members that repeat one step
 CELLS = 4_000_000  # forecasts of members held at once
 
 
@@ -76,11 +75,9 @@ def forecasts(
     return np.concatenate([*made, extra, crossed], 2), ones[0]
 
 
-def autoregressions(u: np.ndarray, plan: Plan, rows: np.ndarray) -> np.ndarray:
-    """[N, 2, 1 + P] coefficients; [N, 0, 1 + P] where rows are many, and the regressions say more."""
-    kinds = autoregression.kinds(plan.pair[0]) if np.median(rows) < REPEATED else ()
-    made = [autoregression.fit(u, lag) for lag in kinds]
-    return np.stack(made, 1) if made else np.zeros((len(u), 0, 1 + autoregression.MOST_LAGS))
+def autoregressions(u: np.ndarray, plan: Plan) -> np.ndarray:
+    """[N, 2, 1 + P] coefficients."""
+    return np.stack([autoregression.fit(u, lag) for lag in autoregression.kinds(plan.pair[0])], 1)
 
 
 def _naive(u: np.ndarray, columns: np.ndarray, m: int, horizon: int) -> np.ndarray:

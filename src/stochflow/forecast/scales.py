@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SPENT = 10.0  # values that choices have used up: errors were a little larger without them
 BORROWED_ERRORS = 2.0  # independent errors that the other series of a panel lend to what is known of a series' spread
 FEW = 2.0  # share by which n independent errors leave the variance uncertain, times n: Student's intervals beside normal ones
+EVIDENCE = 1.5  # of the log-likelihood of independent errors, for each dependence: overlapping ones are no independent witnesses
 UNREST = 0.08  # weight of the newest error in the recent variance
 UNREST_POWERS = (0.0, 0.3, 0.6, 1.0)
 LEVEL_POWERS = (0.0, 0.5, 1.0)
@@ -63,12 +64,18 @@ def scales(
     unrest = recent_unrest(one, columns) / found.quiet[:, None]
     height = level[:, columns - 1] / found.height[:, None]
     positive = bool((np.nanmin(u, 1) > 0).all()) and bool((found.power == 1.0).all())
+    with np.errstate(all="ignore"):
+        size = np.sqrt(
+            np.where(seen, (e / found.quiet[:, None, None]) ** 2, 0).sum((0, 1)) / seen.sum((0, 1)).clip(min=1)
+        )
+        curve = np.exp(np.log(size) - np.log(size).mean())
+    alike = float(_overlap(curve if np.isfinite(curve).all() else np.ones(horizon)).sum())
     best, chosen = np.inf, (0.0, 0.0)
     for p in UNREST_POWERS:
         for q in LEVEL_POWERS if positive else (0.0,):
             wide = local(unrest, height, (p, q))
             worth = _worth(e / wide[..., None], np.log(wide), whole)
-            worth += 1.5 * horizon * ((p > 0) + (q > 0))  # overlapping errors are no independent witnesses
+            worth += EVIDENCE * alike * ((p > 0) + (q > 0))
             if worth < best:
                 best, chosen = worth, (p, q)
     found.powers = chosen

@@ -11,7 +11,7 @@ from stochflow.forecast.members import CELLS
 
 
 def weights(errors: np.ndarray, horizon: int, floor: np.ndarray) -> np.ndarray:
-    """[N, M], not negative, sum 1: the combination with the smallest squared errors, held towards the inverse fourth power of their sizes where origins are few."""
+    """[N, M], not negative, sum 1: the combination with the smallest squared errors, held towards the inverse fourth power of their sizes, or towards their likelihood where there are many more independent origins than members."""
     count, origins, members, _ = errors.shape
     step = max(1, CELLS // (origins * members * horizon))
     parts = [_products(errors[i : i + step], floor[i : i + step]) for i in range(0, count, step)]
@@ -23,7 +23,7 @@ def weights(errors: np.ndarray, horizon: int, floor: np.ndarray) -> np.ndarray:
         share = (many / (many + 6.0))[:, None, None]
         own = share * own + (1 - share) * pool
     mse = np.maximum(np.diagonal(own, axis1=1, axis2=2), 1e-9)
-    start = mse**-2.0
+    start = (mse / mse.min(1, keepdims=True)) ** -np.maximum(2.0, 0.5 * (many - members))[:, None]
     start /= start.sum(1, keepdims=True)
     hold = 2.0 * members / (many + 1.0) * mse.min(1)
     pulled = own + hold[:, None, None] * np.eye(members)

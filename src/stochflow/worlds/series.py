@@ -272,7 +272,8 @@ class Cut:
             few = counted < 2
             location = np.where(few[:, None], flat, location)
             scale = np.where(few, _lagged(filled, have, horizon), scale)
-        floor = 1e-6 * np.maximum(1.0, np.nanmax(np.abs(y), 1)) + 1e-2 * own
+        size = np.nanmax(np.abs(y), 1)
+        floor = 1e-6 * np.where(size > 0, size, 1.0) + 1e-2 * own
         return location, np.maximum(scale, floor)
 
     def _ever(self, y: np.ndarray, ends: np.ndarray) -> np.ndarray:
