@@ -450,7 +450,10 @@ def test_the_sizes_of_the_page_are_those_that_are_built():
         [GC(0.4, 0.6), *sites], [GC(0.4, 0.6, 10)], [GC(0.4, 0.6, 10), *sites], [GC(0.4, 0.6, 14), *sites], [GC(0.4, 0.6, 16)],
         [EditBudget(wild, 3, indels=True)], [EditBudget(wild, 5, indels=True)],
     ]  # fmt: skip
-    assert [Rules(*rules).compile("ACGT", 50).states for rules in sets] == said
+    peptides = [(Charge(1, 3), Hydrophobicity(-1, 0.5)), (Charge(1, 3), Hydrophobicity(-1, 0.5, step=0.5))]
+    built = [Rules(*rules).compile("ACGT", 50).states for rules in sets]
+    built += [Rules(*rules).compile(PROTEIN, length).states for rules, length in zip(peptides, (30, 50), strict=True)]
+    assert built == said
 
 
 # files ------------------------------------------------------------------------------------------------------------
