@@ -10,12 +10,16 @@ from stochflow import Slip, Task, strings_task, train
 from stochflow.cli.commands import main
 from stochflow.errors import UserError
 from stochflow.law.exact import Graph, exact_law
+from stochflow.learn.objectives import DetailedBalance
 from stochflow.nets.layers import Trunk
 from stochflow.nets.mlp import MLP
 from stochflow.nets.policy import Policy
+from stochflow.noise.dynamics import Known
 from stochflow.scores.rewards import Linear, Power
+from stochflow.training.sources import OnPolicy
+from stochflow.training.trainer import Trainer
 from stochflow.worlds.channels import Exact
-from stochflow.worlds.grid import Grid
+from stochflow.worlds.grid import Corners, Grid
 from stochflow.worlds.memory import Fatigue
 
 RARE = {
@@ -69,6 +73,9 @@ def test_a_trunk_that_shares_weights_between_seeds_is_refused(tmp_path):
         with pytest.raises(UserError, match="shares its weights between"):
             train("grid", side=3, net=SharedNet(), seeds=seeds, out=tmp_path / "run", **QUICK)
     assert not (tmp_path / "run").exists()
+    task, shared = Task(Grid(2, 3), Exact(), Corners(3), Power()), Policy(Grid(2, 3), SharedNet(), seeds=(0, 1))
+    with pytest.raises(UserError, match="shares its weights between the 2 seeds"):  # a trainer made by hand as well
+        Trainer(task, shared, Known(task.env, Exact()), DetailedBalance(), OnPolicy(task, shared, 4))
     Policy(Grid(2, 3), MLP(4, 1), seeds=(0, 1)).refuse_shared()
     Policy(Grid(2, 3), SharedNet(), seeds=(0,)).refuse_shared()
 

@@ -196,7 +196,6 @@ class Experiment:
         if values.net is not None:
             what = "derived from stochflow.nets.layers.Trunk, whose weights are stacked as [seeds, ...]"
             need_kind(f"the trunk {type(self.policy.trunk).__name__}", self.policy.trunk, Trunk, what)
-            self.policy.refuse_shared()
         if objective.memory is not None:
             objective.memory.to(self.device)
         self.dynamics = make_dynamics(values.dynamics, t.dynamics, self.task, self.inner.env, rows).to(self.device)

@@ -74,6 +74,7 @@ class Trainer:
     ):
         need_kind("task", task, Task, "a Task, as strings_task or grid_task make one")
         need_number("lr", lr, above=0)
+        policy.refuse_shared()
         self.task, self.policy, self.dynamics, self.objective, self.source = task, policy, dynamics, objective, source
         self.iteration = iteration
         device = policy.device
